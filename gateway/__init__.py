@@ -1,0 +1,3 @@
+"""sandgate's gateway: who may do what, in what order."""
+
+__all__: list[str] = []

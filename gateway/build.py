@@ -1,0 +1,331 @@
+"""From settings to a Gateway: the only place that chooses concrete classes, imports strangers' code and locks state."""
+
+import fcntl
+import importlib
+import os
+import secrets
+import sys
+from collections.abc import AsyncIterable, AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from gateway.errors import SettingsError, StateError, Unprocessable
+from gateway.gateway import Gateway, GatewayOptions, Profiles
+from gateway.hooks.hook import Hook
+from gateway.hooks.offload import Offload, Rule, Rules
+from gateway.hooks.permission import Permissions, session_policy
+from gateway.journal import Journal, SessionRow
+from gateway.models import LimitsRequest, SessionRequest, ToolDefinition
+from gateway.pipeline import Pipeline, Registered
+from gateway.principals import Principal, Tokens
+from gateway.results import SessionResults
+from gateway.sessions import SandboxPlaces, Session, SessionLimits, Sessions
+from gateway.settings import HookSettings, OffloadRule, Profile, ProfileLimits, Settings, ToolSettings
+from gateway.spool import SpoolFolder
+from gateway.toolbox import Toolbox
+from gateway.tools.functions import FunctionTool
+from gateway.tools.results import RESULT_TOOLS
+from gateway.tools.sandbox import SANDBOX_TOOLS, CommandTool
+from gateway.tools.tool import Tool
+from gateway.workspace_hooks.collect import CollectWorkspace
+from gateway.workspace_hooks.seed import FromHost, Inline, SeedWorkspace
+from sandboxes import Limits, LocalKind, SandboxHook, SandboxKind, SandboxSpec
+from stores import AlwaysOffload, NeverOffload, OffloadOverChars, OffloadPolicy, ResultStore, Store, StoredObject
+
+OWN_PACKAGES: Final = ("gateway", "sandboxes", "stores")
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """One gateway's folder. Held by a lock as long as `lock` is open."""
+
+    folder: Path
+    instance: str
+    lock: int
+
+    def release(self) -> None:
+        os.close(self.lock)
+
+
+def open_state(folder: Path) -> State:
+    """Make the state folder (0700) where missing, and lock it. Raises StateError where another gateway holds it."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder.chmod(0o700)
+        lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise StateError(f"{folder}: {error.strerror}", "Name a folder of your own with --state-dir.") from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(lock)
+        raise StateError(f"{folder}: in use by another gateway",
+                         "Stop that one, or name another folder with --state-dir.") from None
+    return State(folder, _instance(folder), lock)
+
+
+def _instance(folder: Path) -> str:
+    """The name of this gateway on the machine, made once: what it marks as its own."""
+    file = folder / "instance"
+    if not file.exists():
+        file.write_text(secrets.token_hex(8))
+    return file.read_text().strip()
+
+
+class ConfiguredProfiles(Profiles):
+    """The profiles of the settings. A session may narrow one, never widen it."""
+
+    def __init__(self, settings: Settings, folder: Path, kinds: Mapping[str, SandboxKind], places: SandboxPlaces,
+                 toolbox: Toolbox, results: ResultStore, journal: Journal) -> None:
+        self._settings = settings
+        self._folder = folder
+        self._kinds = kinds
+        self._places = places
+        self._toolbox = toolbox
+        self._results = results
+        self._journal = journal
+
+    def kinds(self) -> Mapping[str, SandboxKind]:
+        return self._kinds
+
+    def granted(self, principal: Principal, profile: str) -> bool:
+        if profile not in self._settings.profiles:
+            return False
+        return principal.role == "operator" or profile in self._settings.agent.profiles
+
+    def lifetime_seconds(self, request: SessionRequest) -> float:
+        """The profile's, or the shorter `ttl_seconds` of the request."""
+        most = self._profile(request.profile).lifetime_seconds
+        if request.ttl_seconds is not None and request.ttl_seconds > most:
+            raise Unprocessable(f"ttl_seconds: {request.ttl_seconds:g} is over the profile's {most:g}")
+        return request.ttl_seconds or most
+
+    def _profile(self, name: str) -> Profile:
+        try:
+            return self._settings.profiles[name]
+        except KeyError:
+            raise SettingsError(f"the profile {name!r} is not configured any more") from None
+
+    def session(self, row: SessionRow, request: SessionRequest) -> Session:
+        profile = self._profile(request.profile)
+        limits = narrowed(profile.limits, request.limits)
+        if request.inputs:
+            raise Unprocessable(f"inputs: no hook of this gateway declares {sorted(request.inputs)[0]!r}")
+        policies = [self._settings.policy(profile)]
+        if request.permission is not None:
+            policies.append(session_policy(request.permission))
+        if request.network == "open":
+            raise Unprocessable("network: 'open' is wider than the profile's 'none'")
+        return Session(
+            row=row, request=request, kind=self._kinds[profile.kind], network=profile.network, places=self._places,
+            spec=SandboxSpec(row.id, Limits(int(limits.memory), limits.cpus, limits.processes, limits.open_files,
+                                            int(limits.workspace_size)),
+                             {**profile.env, **_callers_env(profile, request)},
+                             tuple((self._folder / path).resolve() for path in profile.read_only)),
+            limits=SessionLimits(limits.call_seconds, limits.max_call_seconds, int(limits.output),
+                                 limits.parallel_calls, int(limits.results_size)),
+            idle_seconds=profile.idle_seconds, tools=self._tools(profile, request),
+            permissions=Permissions(tuple(policies)), show_store_uri=profile.show_store_uri,
+            raw_stream=profile.stream == "raw", sandbox_hooks=self._sandbox_hooks(row, profile, request, limits))
+
+    def _tools(self, profile: Profile, request: SessionRequest) -> tuple[ToolDefinition, ...]:
+        offered = self._toolbox.definitions(profile.tools)
+        if request.tools is None:
+            return offered
+        chosen = self._toolbox.definitions(request.tools)
+        for pattern in request.tools:
+            if not any(one in offered for one in self._toolbox.definitions([pattern])):
+                raise Unprocessable(f"tools: {pattern!r} matches no tool of the profile {request.profile!r}",
+                                    f"It offers: {', '.join(one.name for one in offered)}.")
+        return tuple(one for one in chosen if one in offered)
+
+    def _sandbox_hooks(self, row: SessionRow, profile: Profile, request: SessionRequest,
+                       limits: ProfileLimits) -> tuple[SandboxHook, ...]:
+        sources: list[Inline | FromHost] = [FromHost((self._folder / one.source).resolve(), one.to)
+                                            for one in profile.seed]
+        if request.seed:
+            inline = Inline(request.seed)
+            inline.check()
+            sources.append(inline)
+        hooks: list[SandboxHook] = [SeedWorkspace(sources)] if sources else []
+        size = int(limits.workspace_size)
+        for one in profile.collect:
+            target = FolderTarget(self._settings_uri(one.to), row.id)
+            hooks.append(CollectWorkspace(one.match, target, max_bytes=size))
+        expires = row.expires + self._settings.store.retention_hours * 3600
+        results = SessionResults(row.id, self._results, self._journal)
+        for number, match in enumerate(request.collect, start=1):
+            hooks.append(CollectWorkspace(match, ResultsTarget(results, f"collected-{number}", expires), max_bytes=size))
+        return tuple(hooks)
+
+    def _settings_uri(self, to: str) -> str:
+        return to if "://" in to else str((self._folder / to).resolve())
+
+
+def narrowed(limits: ProfileLimits, request: LimitsRequest | None) -> ProfileLimits:
+    """The profile's limits with the request's, each of which must not be wider."""
+    if request is None:
+        return limits
+    asked = request.model_dump(exclude_none=True)
+    for name, value in asked.items():
+        most = getattr(limits, name)
+        if value > most:
+            raise Unprocessable(f"limits.{name}: {value:g} is wider than the profile's {most:g}")
+    return limits.model_copy(update=asked)
+
+
+def _callers_env(profile: Profile, request: SessionRequest) -> dict[str, str]:
+    for name in request.env:
+        if name not in profile.env_from_caller:
+            raise Unprocessable(f"env: {name[:100]!r} may not come from a caller",
+                                "The operator allows names with env_from_caller.")
+    return dict(request.env)
+
+
+@dataclass(frozen=True, slots=True)
+class FolderTarget:
+    """Collects into `<to>/<session>/`, a folder or any writable fsspec URI."""
+
+    to: str
+    session_id: str
+
+    @property
+    def name(self) -> str:
+        return self.to
+
+    async def put(self, key: str, source: AsyncIterable[bytes] | bytes, media_type: str) -> StoredObject:
+        return await Store.from_uri(self.to).scoped(self.session_id).put(key, source)
+
+    def reference(self, key: str) -> str:
+        return f"{self.to.rstrip('/')}/{self.session_id}/{key}"
+
+
+@dataclass(frozen=True, slots=True)
+class ResultsTarget:
+    """Collects into the session's own results, below a prefix."""
+
+    results: SessionResults
+    prefix: str
+    expires: float
+
+    @property
+    def name(self) -> str:
+        return f"sandgate://{self.results.session_id}/results/{self.prefix}"
+
+    async def put(self, key: str, source: AsyncIterable[bytes] | bytes, media_type: str) -> StoredObject:
+        row = await self.results.put(f"{self.prefix}/{key}", source, media_type, self.expires)
+        return StoredObject(row.key, row.bytes, row.sha256)
+
+    def reference(self, key: str) -> str:
+        return f"{self.name}/{key}"
+
+
+@asynccontextmanager
+async def built_gateway(settings: Settings, folder: Path, state: State) -> AsyncIterator[Gateway]:
+    """A running Gateway over a locked state folder; `folder` is where relative paths and strangers' modules are."""
+    refuse_shadowed_packages()
+    kinds = build_kinds(settings, folder, state)
+    toolbox = Toolbox([*SANDBOX_TOOLS, *RESULT_TOOLS, *(build_tool(one, folder) for one in settings.tools)])
+    results = ResultStore(build_store(settings, folder, state))
+    rules = Rules([Rule(one.tools, build_policy(one)) for one in settings.offload.rules], toolbox.names)
+    pipeline = Pipeline([build_hook(one, folder) for one in settings.hooks])
+    places = SandboxPlaces(settings.server.live_sandboxes)
+    retention = settings.store.retention_hours * 3600
+    journal = Journal.open(state.folder / "sandgate.db")
+    gateway = Gateway(
+        journal=journal, sessions=Sessions(settings.server.sessions), places=places,
+        profiles=ConfiguredProfiles(settings, folder, kinds, places, toolbox, results, journal), pipeline=pipeline,
+        toolbox=toolbox, results=results, spools=SpoolFolder(state.folder / "spool"),
+        offload=Offload(rules, results, preview_characters=settings.offload.preview_chars, retention_seconds=retention),
+        options=GatewayOptions(replay_seconds=settings.server.replay_seconds, stop_seconds=settings.server.stop_seconds,
+                               retention_seconds=retention))
+    async with gateway.run():
+        yield gateway
+
+
+def build_kinds(settings: Settings, folder: Path, state: State) -> dict[str, SandboxKind]:
+    """One kind object for each kind that a profile names."""
+    return {name: build_kind(name, folder, state) for name in sorted({one.kind for one in settings.profiles.values()})}
+
+
+def build_kind(name: str, folder: Path, state: State) -> SandboxKind:
+    if name == "local":
+        return LocalKind(state.folder, instance=state.instance)
+    kind = imported(name, folder)(state.folder, instance=state.instance)
+    if not isinstance(kind, SandboxKind):
+        raise SettingsError(f"{name}: not a SandboxKind", "Derive it from sandboxes.SandboxKind.")
+    return kind
+
+
+def build_store(settings: Settings, folder: Path, state: State) -> Store:
+    uri = settings.store.uri
+    if uri is None:
+        return Store.from_uri(str(state.folder / "results"))
+    return Store.from_uri(uri if "://" in uri else str((folder / uri).resolve()), dict(settings.store.options))
+
+
+def build_policy(rule: OffloadRule) -> OffloadPolicy:
+    match rule.when:
+        case "always":
+            return AlwaysOffload()
+        case "never":
+            return NeverOffload()
+    return OffloadOverChars(rule.over_chars or 0)
+
+
+def build_hook(one: HookSettings, folder: Path) -> Registered:
+    try:
+        hook = imported(one.use, folder)(**one.options)
+    except TypeError as error:
+        raise SettingsError(f"hooks: {one.use}: {error}", "Check its options.") from error
+    if not isinstance(hook, Hook):
+        raise SettingsError(f"hooks: {one.use}: not a Hook", "Derive it from gateway.hooks.hook.Hook.")
+    return Registered(hook, one.tools, one.timeout_seconds, one.on_failure)
+
+
+def build_tool(one: ToolSettings, folder: Path) -> Tool:
+    if one.use is not None:
+        return FunctionTool.of(imported(one.use, folder), name=one.name)
+    optional = {name for name, schema in one.parameters.items() if "default" in schema}
+    schema = {"type": "object", "properties": one.parameters, "additionalProperties": False,
+              "required": [name for name in one.parameters if name not in optional]}
+    definition = ToolDefinition(name=one.name or "", description=one.description or f"Runs {one.argv[0]}.",
+                                parameters=schema, source="command", open_world=True)
+    return CommandTool(definition, one.argv, one.timeout_seconds)
+
+
+def imported(path: str, folder: Path) -> Any:
+    """What a dotted path (`module:name`) of the operator's configuration names; `folder` is importable."""
+    module, separator, name = path.partition(":")
+    if not separator or not name:
+        raise SettingsError(f"{path!r} is no dotted path", "Write module:name, such as my_hooks:ForceDryRun.")
+    if str(folder) not in sys.path:
+        sys.path.append(str(folder))
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise SettingsError(f"{path}: {error}", f"Put {module.split('.')[0]}.py beside the configuration file, or "
+                            "install its package.") from error
+
+
+def refuse_shadowed_packages() -> None:
+    """Stop where another distribution owns one of our package names: what runs would not be ours."""
+    own = Path(__file__).parent.parent
+    for name in OWN_PACKAGES:
+        file = importlib.import_module(name).__file__
+        if file is None or Path(file).parent.parent != own:
+            raise SettingsError(f"the package {name!r} is not sandgate's: {file}",
+                                "Install sandgate in an environment of its own.")
+
+
+def tokens_of(state: State) -> Tokens:
+    return Tokens(state.folder / "tokens")
+
+
+def with_port(settings: Settings, port: int | None, host: str | None = None) -> Settings:
+    """The settings with a command line's port or host in their place."""
+    given = {name: value for name, value in (("port", port), ("host", host)) if value is not None}
+    return settings.model_copy(update={"server": settings.server.model_copy(update=given)}) if given else settings
+

@@ -1,0 +1,1 @@
+"""Hooks: what stands before and after a tool."""

@@ -1,0 +1,303 @@
+"""Journal: what was asked, what was decided, what happened; SQLite, one writer at a time.
+
+Every accepted call has one accepted and exactly one terminal record. WAL with `synchronous=NORMAL` survives the death of
+the process at any moment, not a power cut.
+"""
+
+import functools
+import hashlib
+import json
+import sqlite3
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import asdict, dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any, Concatenate, Final, ParamSpec, Self, TypeVar
+
+import anyio
+import anyio.to_thread
+from pydantic import JsonValue, TypeAdapter
+
+from gateway.errors import StateError
+from gateway.models import CallRecord, CloseReport, DecisionRecord, Fault, Reference, SessionState, ToolCall, ToolResult
+
+MAX_ARGUMENTS_BYTES: Final = 64 * 1024
+KEPT_ARGUMENTS_CHARACTERS: Final = 4 * 1024
+RECORDS_SECONDS: Final = 30 * 86400.0
+
+P = ParamSpec("P")
+T = TypeVar("T")
+_ADD_RESULT: Final = (
+    "INSERT INTO results (session_id, key, call_id, stream, bytes, media_type, sha256, created, expires, deleted,"
+    " withheld) VALUES (:session_id, :key, :call_id, :stream, :bytes, :media_type, :sha256, :created, :expires,"
+    " :deleted, :withheld)")
+_DECISIONS: Final = TypeAdapter(tuple[DecisionRecord, ...])
+
+
+@dataclass(frozen=True, slots=True)
+class SessionRow:
+    """A session as it is stored; `request` is its SessionRequest as JSON."""
+
+    id: str
+    token_sha256: str
+    opened_by: str
+    profile: str
+    state: SessionState
+    request: str
+    created: float
+    last_used: float
+    expires: float
+    ended: float | None = None
+    close_report: CloseReport | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ResultRow:
+    """One stored result of a session; `deleted` once its bytes are gone, `withheld` where only the operator reads it."""
+
+    session_id: str
+    key: str
+    call_id: str | None
+    stream: str
+    bytes: int
+    media_type: str
+    sha256: str
+    created: float
+    expires: float
+    deleted: float | None = None
+    withheld: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Terminal:
+    """How a call ended, for the record; `answer` is kept where a retry must get the same."""
+
+    call: ToolCall
+    result: ToolResult
+    decisions: Sequence[DecisionRecord]
+    raw_digest: str | None = None
+    results: Sequence[ResultRow] = ()
+    keep_answer: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Earlier:
+    """What a used Idempotency-Key stands for."""
+
+    call: str
+    request_sha256: str
+    answer: ToolResult | None
+
+
+def _in_thread(
+    work: Callable[Concatenate["Journal", P], T],
+) -> Callable[Concatenate["Journal", P], Coroutine[Any, Any, T]]:
+    @functools.wraps(work)
+    async def run(self: "Journal", *args: P.args, **kwargs: P.kwargs) -> T:
+        return await anyio.to_thread.run_sync(
+            functools.partial(self._transaction, work, *args, **kwargs), limiter=self._writer)
+
+    return run
+
+
+class Journal:
+    """One database. Every method is one transaction in a worker thread; they never run at the same time."""
+
+    def __init__(self, database: sqlite3.Connection) -> None:
+        self._database = database
+        self._writer = anyio.CapacityLimiter(1)
+
+    @classmethod
+    def open(cls, path: Path) -> Self:
+        """Open or make the database, mode 0600, and bring its tables up to date. Raises StateError."""
+        path.touch(mode=0o600)
+        try:
+            database = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+            database.row_factory = sqlite3.Row
+            database.executescript("PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL; PRAGMA foreign_keys=ON;")
+            _migrate(database)
+        except sqlite3.DatabaseError as error:
+            raise StateError(f"{path}: {error}", "Move the file away; a new one is made at the next start.") from error
+        return cls(database)
+
+    def _transaction(self, work: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        with self._database:
+            self._database.execute("BEGIN IMMEDIATE")
+            return work(self, *args, **kwargs)
+
+    async def aclose(self) -> None:
+        await anyio.to_thread.run_sync(self._database.close, limiter=self._writer)
+
+    # sessions
+
+    @_in_thread
+    def add_session(self, row: SessionRow) -> None:
+        self._database.execute(
+            "INSERT INTO sessions (id, token_sha256, opened_by, profile, state, request, created, last_used, expires)"
+            " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (row.id, row.token_sha256, row.opened_by, row.profile, row.state, row.request, row.created, row.last_used,
+             row.expires))
+
+    @_in_thread
+    def sessions(self) -> list[SessionRow]:
+        """All sessions still on record, the oldest first."""
+        return [_session(row) for row in self._database.execute("SELECT * FROM sessions ORDER BY created, id")]
+
+    @_in_thread
+    def touch_sessions(self, used: Sequence[tuple[str, float]]) -> None:
+        """Note when sessions were last used."""
+        self._database.executemany("UPDATE sessions SET last_used = ? WHERE id = ?", [(at, id) for id, at in used])
+
+    @_in_thread
+    def end_session(self, report: CloseReport, ended: float) -> None:
+        self._database.execute("UPDATE sessions SET state = ?, ended = ?, close_report = ? WHERE id = ?",
+                               (report.state, ended, report.model_dump_json(), report.id))
+
+    @_in_thread
+    def forget(self, before: float) -> list[str]:
+        """Remove what ended before; returns the ids of sessions that are gone."""
+        gone = [row["id"] for row in self._database.execute("SELECT id FROM sessions WHERE ended < ?", (before,))]
+        self._database.executemany("DELETE FROM sessions WHERE id = ?", [(id,) for id in gone])
+        return gone
+
+    # calls
+
+    @_in_thread
+    def accept(self, call: ToolCall, key: str | None, request_sha256: str | None) -> None:
+        """The record before anything runs. A used key raises sqlite3.IntegrityError."""
+        self._database.execute(
+            "INSERT INTO calls (session_id, id, sequence, call_id, turn_id, tool, requested_tool, source, accepted,"
+            " original_arguments, idempotency_key, request_sha256) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (call.session_id, call.id, call.sequence, call.call_id, call.turn_id, call.tool, call.requested_tool,
+             call.source, time.time(), _bounded(call.original_arguments), key, request_sha256))
+
+    @_in_thread
+    def finish(self, end: Terminal) -> None:
+        """The record after; the index of its stored results is part of the same transaction."""
+        call, result = end.call, end.result
+        answer = result.model_dump_json()
+        self._database.execute(
+            "UPDATE calls SET finished = ?, status = ?, arguments = ?, exit_code = ?, error = ?, raw_digest = ?,"
+            " final_digest = ?, decisions = ?, answer = ? WHERE session_id = ? AND id = ? AND finished IS NULL",
+            (time.time(), result.status, _bounded(call.arguments), result.exit_code,
+             result.error.model_dump_json() if result.error else None, end.raw_digest,
+             hashlib.sha256(answer.encode()).hexdigest(), _DECISIONS.dump_json(tuple(end.decisions)).decode(),
+             answer if end.keep_answer else None, call.session_id, call.id))
+        self._database.executemany(
+            _ADD_RESULT, [asdict(row) for row in end.results])
+
+    @_in_thread
+    def interrupt_unfinished(self) -> int:
+        """End what an earlier process left running as `interrupted`; returns how many calls that were."""
+        left = self._database.execute("SELECT * FROM calls WHERE finished IS NULL").fetchall()
+        for row in left:
+            result = ToolResult(id=row["id"], call_id=row["call_id"], tool=row["tool"], status="interrupted",
+                                error=Fault(code="interrupted", message="the gateway stopped while this call ran",
+                                            remedy="Whether it had effects is not known; look before you repeat it."))
+            self._database.execute(
+                "UPDATE calls SET finished = ?, status = 'interrupted', error = ?, answer = ?, decisions = '[]'"
+                " WHERE session_id = ? AND id = ?",
+                (time.time(), result.error.model_dump_json() if result.error else None, result.model_dump_json(),
+                 row["session_id"], row["id"]))
+        return len(left)
+
+    @_in_thread
+    def earlier(self, session_id: str, key: str) -> Earlier | None:
+        """The call that a key was used for."""
+        row = self._database.execute(
+            "SELECT id, request_sha256, answer FROM calls WHERE session_id = ? AND idempotency_key = ?",
+            (session_id, key)).fetchone()
+        if row is None:
+            return None
+        answer = ToolResult.model_validate_json(row["answer"]) if row["answer"] else None
+        return Earlier(row["id"], row["request_sha256"], answer)
+
+    @_in_thread
+    def last_sequence(self, session_id: str) -> int:
+        row = self._database.execute("SELECT MAX(sequence) FROM calls WHERE session_id = ?", (session_id,)).fetchone()
+        return int(row[0] or 0)
+
+    @_in_thread
+    def calls(self, session_id: str, after: int = 0, limit: int = 1000) -> list[CallRecord]:
+        """Calls in order, those with a sequence over `after`."""
+        rows = self._database.execute(
+            "SELECT * FROM calls WHERE session_id = ? AND sequence > ? ORDER BY sequence LIMIT ?",
+            (session_id, after, limit)).fetchall()
+        return [self._call(row) for row in rows]
+
+    @_in_thread
+    def call(self, session_id: str, id: str) -> CallRecord | None:
+        row = self._database.execute("SELECT * FROM calls WHERE session_id = ? AND id = ?",
+                                     (session_id, id)).fetchone()
+        return self._call(row) if row else None
+
+    def _call(self, row: sqlite3.Row) -> CallRecord:
+        rows = self._database.execute("SELECT * FROM results WHERE session_id = ? AND call_id = ? AND NOT withheld ORDER BY key",
+                                      (row["session_id"], row["id"])).fetchall()
+        references = tuple(
+            Reference(reference=f"sandgate://{one['session_id']}/results/{one['key']}", stream=one["stream"],
+                      bytes=one["bytes"], media_type=one["media_type"], sha256=one["sha256"]) for one in rows)
+        return CallRecord(
+            **{name: row[name] for name in ("id", "session_id", "sequence", "call_id", "turn_id", "tool",
+                                            "requested_tool", "source", "status", "accepted", "finished", "exit_code",
+                                            "raw_digest", "final_digest")},
+            original_arguments=json.loads(row["original_arguments"]),
+            arguments=json.loads(row["arguments"]) if row["arguments"] else None,
+            error=Fault.model_validate_json(row["error"]) if row["error"] else None,
+            decisions=_DECISIONS.validate_json(row["decisions"] or "[]"), references=references)
+
+    # results
+
+    @_in_thread
+    def add_result(self, row: ResultRow) -> None:
+        """Index a result that no call made (a collected file)."""
+        self._database.execute(_ADD_RESULT, asdict(row))
+
+    @_in_thread
+    def result(self, session_id: str, key: str) -> ResultRow | None:
+        row = self._database.execute("SELECT * FROM results WHERE session_id = ? AND key = ?",
+                                     (session_id, key)).fetchone()
+        return ResultRow(**dict(row)) if row else None
+
+    @_in_thread
+    def results(self, session_id: str) -> list[ResultRow]:
+        """The session's results that still have their bytes, in the order of their keys."""
+        rows = self._database.execute(
+            "SELECT * FROM results WHERE session_id = ? AND deleted IS NULL ORDER BY key", (session_id,))
+        return [ResultRow(**dict(row)) for row in rows]
+
+    @_in_thread
+    def expired_results(self, now: float) -> list[ResultRow]:
+        rows = self._database.execute("SELECT * FROM results WHERE deleted IS NULL AND expires < ?", (now,))
+        return [ResultRow(**dict(row)) for row in rows]
+
+    @_in_thread
+    def mark_deleted(self, rows: Sequence[ResultRow], now: float) -> None:
+        self._database.executemany("UPDATE results SET deleted = ? WHERE session_id = ? AND key = ?",
+                                   [(now, row.session_id, row.key) for row in rows])
+
+
+def _migrate(database: sqlite3.Connection) -> None:
+    version = database.execute("PRAGMA user_version").fetchone()[0]
+    scripts = sorted((file for file in resources.files("gateway").joinpath("migrations").iterdir()
+                      if file.name.endswith(".sql")), key=lambda file: file.name)
+    if version > len(scripts):
+        raise StateError(f"the state folder was written by a newer version (schema {version})",
+                         "Start that version, or name another folder with --state-dir.")
+    for number, script in enumerate(scripts[version:], start=version + 1):
+        database.executescript(f"BEGIN; {script.read_text()} PRAGMA user_version = {number}; COMMIT;")
+
+
+def _session(row: sqlite3.Row) -> SessionRow:
+    values = dict(row)
+    report = values.pop("close_report")
+    return SessionRow(**values, close_report=CloseReport.model_validate_json(report) if report else None)
+
+
+def _bounded(arguments: JsonValue) -> str:
+    text = json.dumps(arguments)
+    if len(text) <= MAX_ARGUMENTS_BYTES:
+        return text
+    return json.dumps({"sha256": hashlib.sha256(text.encode()).hexdigest(), "bytes": len(text),
+                       "first": text[:KEPT_ARGUMENTS_CHARACTERS]})

@@ -1,0 +1,56 @@
+CREATE TABLE sessions (
+    id           TEXT PRIMARY KEY,
+    token_sha256 TEXT NOT NULL UNIQUE,
+    opened_by    TEXT NOT NULL,
+    profile      TEXT NOT NULL,
+    state        TEXT NOT NULL,
+    request      TEXT NOT NULL,
+    created      REAL NOT NULL,
+    last_used    REAL NOT NULL,
+    expires      REAL NOT NULL,
+    ended        REAL,
+    close_report TEXT
+) STRICT;
+
+CREATE TABLE calls (
+    session_id          TEXT NOT NULL REFERENCES sessions (id) ON DELETE CASCADE,
+    id                  TEXT NOT NULL,
+    sequence            INTEGER NOT NULL,
+    call_id             TEXT,
+    turn_id             TEXT,
+    tool                TEXT NOT NULL,
+    requested_tool      TEXT NOT NULL,
+    source              TEXT,
+    accepted            REAL NOT NULL,
+    original_arguments  TEXT NOT NULL,
+    idempotency_key     TEXT,
+    request_sha256      TEXT,
+    finished            REAL,
+    status              TEXT,
+    arguments           TEXT,
+    exit_code           INTEGER,
+    error               TEXT,
+    raw_digest          TEXT,
+    final_digest        TEXT,
+    decisions           TEXT,
+    answer              TEXT,
+    PRIMARY KEY (session_id, id)
+) STRICT;
+
+CREATE UNIQUE INDEX calls_by_key ON calls (session_id, idempotency_key) WHERE idempotency_key IS NOT NULL;
+CREATE INDEX calls_unfinished ON calls (finished) WHERE finished IS NULL;
+
+CREATE TABLE results (
+    session_id TEXT NOT NULL REFERENCES sessions (id) ON DELETE CASCADE,
+    key        TEXT NOT NULL,
+    call_id    TEXT,
+    stream     TEXT NOT NULL,
+    bytes      INTEGER NOT NULL,
+    media_type TEXT NOT NULL,
+    sha256     TEXT NOT NULL,
+    created    REAL NOT NULL,
+    expires    REAL NOT NULL,
+    deleted    REAL,
+    withheld   INTEGER NOT NULL DEFAULT 0,
+    PRIMARY KEY (session_id, key)
+) STRICT;

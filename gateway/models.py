@@ -1,0 +1,257 @@
+"""The values that travel: tool calls, their results, sessions. Frozen, and strict about unknown fields."""
+
+from typing import Annotated, Any, Final, Literal, get_args
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
+
+Status = Literal[
+    "ok", "exit", "failed", "signal", "timeout", "oom", "pids", "disk", "denied", "skipped", "pending", "expired",
+    "invalid", "hook", "cancelled", "interrupted", "sandbox_lost", "engine", "internal",
+]
+STATUSES: Final = get_args(Status)
+NOT_AN_ERROR: Final = frozenset({"ok", "exit", "skipped"})
+"""MCP's `is_error` is true for every other status."""
+
+OUTPUT_STATUSES: Final = frozenset({"ok", "exit", "failed", "signal", "timeout", "oom"})
+"""Statuses with a program's output: only these are ever offloaded."""
+
+Stream = Literal["stdout", "stderr"]
+STREAMS: Final = get_args(Stream)
+Source = Literal["builtin", "function", "command", "hook", "upstream"]
+Arguments = dict[str, JsonValue]
+
+
+class Wire(BaseModel):
+    """Base of what crosses HTTP or is read from a file."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class TextBlock(Wire):
+    """Text in MCP's shape; `stream` says which of a program's streams it was."""
+
+    type: Literal["text"] = "text"
+    text: str
+    stream: Stream | None = None
+
+
+class Reference(Wire):
+    """A stored result: `reference` is opened by `fsspec.open`; `store_uri` only where the profile shows it."""
+
+    reference: str
+    stream: Stream = "stdout"
+    bytes: int
+    media_type: str
+    sha256: str
+    store_uri: str | None = None
+
+
+class Fault(Wire):
+    """Why a call did not end as asked. `code` is one of seed-facts 7.1 where the tool itself failed."""
+
+    code: str
+    message: str
+    remedy: str = ""
+
+
+class ToolResult(Wire):
+    """The answer to a call. `id` is ours (unique in the session), `call_id` the caller's own."""
+
+    id: str
+    call_id: str | None = None
+    tool: str
+    status: Status
+    content: tuple[TextBlock, ...] = ()
+    structured: JsonValue = None
+    exit_code: int | None = None
+    error: Fault | None = None
+    truncated: bool = False
+    references: tuple[Reference, ...] = ()
+    notes: tuple[str, ...] = ()
+    duration_ms: float = 0.0
+    hooks: tuple[str, ...] = ()
+
+    @property
+    def text(self) -> str:
+        """What a model should see."""
+        parts = [block.text for block in self.content]
+        if self.error is not None:
+            remedy = f" {self.error.remedy}" if self.error.remedy else ""
+            parts.append(f"{self.status}: {self.error.message}{remedy}")
+        parts += [f"note: {note}" for note in self.notes]
+        if self.status == "exit":
+            parts.append(f"exit code {self.exit_code}")
+        return "\n".join(part.removesuffix("\n") for part in parts if part)
+
+    @property
+    def is_error(self) -> bool:
+        return self.status not in NOT_AN_ERROR
+
+
+class CallRequest(Wire):
+    """A tool call as a client sends it."""
+
+    tool: Annotated[str, Field(min_length=1, max_length=200)]
+    arguments: Arguments = Field(default_factory=dict)
+    call_id: Annotated[str, Field(max_length=2000)] | None = None
+    turn_id: Annotated[str, Field(max_length=200)] | None = None
+
+
+class ToolCall(Wire):
+    """A call on its way: `arguments` are in force now, `original_arguments` are what was asked."""
+
+    id: str
+    session_id: str
+    sequence: int
+    tool: str
+    source: Source
+    arguments: Arguments
+    original_arguments: Arguments
+    requested_tool: str
+    call_id: str | None = None
+    turn_id: str | None = None
+
+
+class ToolDefinition(Wire):
+    """What a model is told about a tool. `parameters` is a JSON schema (2020-12) of an object."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,128}$")]
+    description: str
+    parameters: dict[str, Any]
+    source: Source = "builtin"
+    read_only: bool = False
+    destructive: bool = True
+    open_world: bool = False
+
+
+class SeedFile(Wire):
+    """One inline file of a session's seed: exactly one of `text` and `base64`; `path` is below the workspace."""
+
+    path: Annotated[str, Field(min_length=1, max_length=4096)]
+    text: str | None = None
+    base64: str | None = None
+    mode: Annotated[int, Field(ge=0, le=0o777)] = 0o644
+
+
+class LimitsRequest(Wire):
+    """Narrower limits for one session; sizes in bytes. Wider than the profile's is refused."""
+
+    call_seconds: Annotated[float, Field(gt=0)] | None = None
+    max_call_seconds: Annotated[float, Field(gt=0)] | None = None
+    memory: Annotated[int, Field(gt=0)] | None = None
+    cpus: Annotated[float, Field(gt=0)] | None = None
+    processes: Annotated[int, Field(gt=0)] | None = None
+    open_files: Annotated[int, Field(gt=0)] | None = None
+    workspace_size: Annotated[int, Field(gt=0)] | None = None
+    output: Annotated[int, Field(gt=0)] | None = None
+    parallel_calls: Annotated[int, Field(gt=0)] | None = None
+    results_size: Annotated[int, Field(gt=0)] | None = None
+
+
+Network = Literal["none", "open"]
+Label = Annotated[str, Field(max_length=200)]
+
+
+class SessionRequest(Wire):
+    """What a client may ask of a new session; everything stays within the profile."""
+
+    profile: str = "default"
+    tools: tuple[str, ...] | None = None
+    limits: LimitsRequest | None = None
+    network: Network | None = None
+    env: dict[str, str] = Field(default_factory=dict)
+    permission: JsonValue = None
+    seed: Annotated[tuple[SeedFile, ...], Field(max_length=10_000)] = ()
+    collect: Annotated[tuple[str, ...], Field(max_length=100)] = ()
+    inputs: dict[str, JsonValue] = Field(default_factory=dict)
+    hook_context: dict[str, JsonValue] = Field(default_factory=dict)
+    labels: Annotated[dict[Label, Label], Field(max_length=50)] = Field(default_factory=dict)
+    ttl_seconds: Annotated[float, Field(gt=0)] | None = None
+
+
+SessionState = Literal["open", "closing", "closed", "expired"]
+
+
+class CollectReport(Wire):
+    """What one collection took. `complete` is False when anything that matched was left out, and `skipped` says what."""
+
+    to: str
+    files: int
+    bytes: int
+    complete: bool
+    manifest: str | None = None
+    skipped: tuple[str, ...] = ()
+    error: str | None = None
+
+
+class CloseReport(Wire):
+    """The answer to closing: what was collected, what failed. The sandbox is gone in any case."""
+
+    id: str
+    state: SessionState
+    reason: str
+    collected: tuple[CollectReport, ...] = ()
+    failed: tuple[str, ...] = ()
+
+
+class SessionRecord(Wire):
+    """A session as its owner sees it; never its token."""
+
+    id: str
+    profile: str
+    kind: str
+    state: SessionState
+    network: Network
+    created: float
+    last_used: float
+    expires: float
+    idle_seconds: float
+    calls: int = 0
+    running: int = 0
+    channel: str | None = None
+    not_enforced: tuple[str, ...] = ()
+    limits: dict[str, float] = Field(default_factory=dict)
+    labels: dict[str, str] = Field(default_factory=dict)
+    close_report: CloseReport | None = None
+
+
+class OpenedSession(Wire):
+    """The answer to opening: the only time that the token is shown."""
+
+    id: str
+    token: str
+    session: SessionRecord
+
+
+class DecisionRecord(Wire):
+    """What one hook, rule or the offloading said about a call, and how long it took."""
+
+    hook: str
+    point: str
+    decision: str
+    reason: str = ""
+    duration_ms: float = 0.0
+
+
+class CallRecord(Wire):
+    """One call in the journal; `arguments` over 64 KiB appear as digest, size and the first 4 KiB."""
+
+    id: str
+    session_id: str
+    sequence: int
+    call_id: str | None
+    turn_id: str | None
+    tool: str
+    requested_tool: str
+    source: str | None
+    status: Status | None
+    accepted: float
+    finished: float | None
+    original_arguments: JsonValue
+    arguments: JsonValue
+    exit_code: int | None = None
+    error: Fault | None = None
+    raw_digest: str | None = None
+    final_digest: str | None = None
+    references: tuple[Reference, ...] = ()
+    decisions: tuple[DecisionRecord, ...] = ()

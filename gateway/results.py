@@ -1,0 +1,77 @@
+"""SessionResults: the stored results of one session, found by reference, by nobody else and not after their end."""
+
+import re
+import time
+from collections.abc import AsyncIterable, AsyncIterator
+from dataclasses import dataclass
+from typing import Final
+
+from gateway.errors import Gone, NotFound, Unprocessable
+from gateway.journal import Journal, ResultRow
+from stores import NotFound as Missing
+from stores import PatternRefused, ResultStore
+
+_REFERENCE: Final = re.compile(r"sandgate://(s-[0-9a-f]{32})/results/([A-Za-z0-9._/-]{1,400})")
+
+
+@dataclass(frozen=True, slots=True)
+class SessionResults:
+    """Reads one session's results; `operator` also sees what a broken hook withheld."""
+
+    session_id: str
+    store: ResultStore
+    journal: Journal
+    operator: bool = False
+
+    async def row(self, key: str) -> ResultRow:
+        """The index entry. Raises NotFound (absent, forged, withheld) or Gone (expired, deleted)."""
+        row = await self.journal.result(self.session_id, key)
+        if row is None or (row.withheld and not self.operator):
+            raise NotFound("no such result", "List the session's results.")
+        if row.deleted is not None or row.expires < time.time():
+            raise Gone("this result has expired", "Run the call again.")
+        return row
+
+    async def find(self, reference: str) -> ResultRow:
+        """The entry that a whole reference, or a bare key, stands for; another session's is absent."""
+        whole = _REFERENCE.fullmatch(reference)
+        if whole is None and "://" in reference:
+            raise NotFound("no such result", "Give a reference as it stands in a result: sandgate://...")
+        if whole is not None and whole[1] != self.session_id:
+            raise NotFound("no such result", "List the session's results.")
+        return await self.row(whole[2] if whole else reference)
+
+    async def size(self, reference: str) -> int:
+        return (await self.find(reference)).bytes
+
+    async def read(self, reference: str, start: int = 0, end: int | None = None) -> AsyncIterator[bytes]:
+        """The bytes `start..end` in chunks."""
+        row = await self.find(reference)
+        try:
+            async for chunk in self.store.read(self.session_id, row.key, start, end):
+                yield chunk
+        except Missing:
+            raise Gone("this result's bytes are gone", "Run the call again.") from None
+
+    async def lines(self, reference: str, first: int, last: int, max_bytes: int) -> tuple[str, bool]:
+        """Lines `first..last` (from 1, both included), and whether `max_bytes` cut them."""
+        row = await self.find(reference)
+        page = await self.store.lines(self.session_id, row.key, first, last, max_bytes=max_bytes)
+        return "\n".join(page.lines), page.truncated
+
+    async def grep(self, reference: str, pattern: str, max_bytes: int) -> tuple[str, bool]:
+        """Matching lines as `number:text`. Linear-time expressions (RE2); raises Unprocessable for others."""
+        row = await self.find(reference)
+        try:
+            page = await self.store.grep(self.session_id, row.key, pattern, max_bytes=max_bytes)
+        except PatternRefused as error:
+            raise Unprocessable(error.message, error.remedy, code="invalid_pattern") from error
+        return "".join(f"{line.number}:{line.text}\n" for line in page.lines), page.truncated
+
+    async def put(self, key: str, source: AsyncIterable[bytes], media_type: str, expires: float) -> ResultRow:
+        """Store something that no call printed (a collected file), and index it."""
+        stored = await self.store.put(self.session_id, key, source, media_type)
+        row = ResultRow(session_id=self.session_id, key=key, call_id=None, stream="stdout", bytes=stored.bytes,
+                        media_type=media_type, sha256=stored.sha256, created=time.time(), expires=expires)
+        await self.journal.add_result(row)
+        return row

@@ -1,0 +1,282 @@
+"""Sessions: one workspace, one sandbox at a time, one private part of the store. Open, find, expire, close."""
+
+import logging
+import secrets
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import anyio
+
+from gateway.calls import ActiveCall
+from gateway.errors import NotFound, TooMany
+from gateway.hooks.hook import SessionInfo
+from gateway.hooks.permission import Permissions
+from gateway.journal import SessionRow
+from gateway.models import (
+    CloseReport, CollectReport, Network, SessionRecord, SessionRequest, SessionState, ToolDefinition,
+)
+from gateway.principals import Principal
+from gateway.workspace_hooks.collect import CollectWorkspace
+from sandboxes import Sandbox, SandboxContext, SandboxError, SandboxHook, SandboxKind, SandboxSpec
+
+logger = logging.getLogger(__name__)
+
+CLOSE_SECONDS = 60.0
+"""How long collecting may take when a session ends; what is not collected by then is told, and removed."""
+RETRY_SECONDS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class SessionLimits:
+    """A session's limits in force: its profile's, or narrower."""
+
+    call_seconds: float
+    max_call_seconds: float
+    output: int
+    parallel_calls: int
+    results_size: int
+
+
+class SandboxPlaces:
+    """How many sandboxes may live on this machine at once."""
+
+    def __init__(self, places: int) -> None:
+        self._places = places
+        self.taken = 0
+
+    def check(self) -> None:
+        """Raise TooMany where no place is free."""
+        if self.taken >= self._places:
+            raise TooMany(f"all {self._places} sandboxes of this machine are in use",
+                          "Close a session, or raise server.live_sandboxes.", retry_after_seconds=RETRY_SECONDS)
+
+    def take(self) -> None:
+        self.check()
+        self.taken += 1
+
+    def give_back(self) -> None:
+        self.taken -= 1
+
+
+@dataclass
+class Session:
+    """A session while this process lives; what must survive is in its row."""
+
+    row: SessionRow
+    request: SessionRequest
+    kind: SandboxKind
+    spec: SandboxSpec
+    network: Network
+    limits: SessionLimits
+    idle_seconds: float
+    tools: tuple[ToolDefinition, ...]
+    permissions: Permissions
+    sandbox_hooks: tuple[SandboxHook, ...]
+    places: SandboxPlaces
+    show_store_uri: bool
+    raw_stream: bool
+    sequence: int = 0
+    state: SessionState = "open"
+    last_used: float = 0.0
+    running: dict[str, ActiveCall] = field(default_factory=dict)
+    close_report: CloseReport | None = None
+    closed: anyio.Event = field(default_factory=anyio.Event)
+    results_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        self.last_used = self.last_used or self.row.last_used
+        self.parallel = anyio.CapacityLimiter(self.limits.parallel_calls)
+        self.keys = anyio.Lock()
+        self._lock = anyio.Lock()
+        self._sandbox: Sandbox | None = None
+        self._created: list[SandboxHook] = []
+        self._opened_before = False
+
+    @property
+    def id(self) -> str:
+        return self.row.id
+
+    @property
+    def sandbox_alive(self) -> bool:
+        return self._sandbox is not None and self._sandbox.alive
+
+    def info(self, turn_id: str | None = None) -> SessionInfo:
+        return SessionInfo(id=self.id, turn_id=turn_id, labels=self.request.labels, inputs=self.request.inputs,
+                           hook_context=self.request.hook_context)
+
+    def record(self) -> SessionRecord:
+        sandbox = self._sandbox
+        limits = self.spec.limits
+        return SessionRecord(
+            id=self.id, profile=self.row.profile, kind=self.kind.name, state=self.state, network=self.network,
+            created=self.row.created, last_used=self.last_used, expires=self.row.expires,
+            idle_seconds=self.idle_seconds, calls=self.sequence, running=len(self.running),
+            channel=sandbox.channel if sandbox else None, not_enforced=sandbox.not_enforced if sandbox else (),
+            limits={"memory": limits.memory, "cpus": limits.cpus, "processes": limits.processes,
+                    "open_files": limits.open_files, "workspace_size": limits.workspace_size,
+                    "call_seconds": self.limits.call_seconds, "max_call_seconds": self.limits.max_call_seconds,
+                    "output": self.limits.output, "parallel_calls": self.limits.parallel_calls,
+                    "results_size": self.limits.results_size},
+            labels=self.request.labels, close_report=self.close_report)
+
+    def ended(self, active: ActiveCall) -> None:
+        """A call is over: idle time starts again when the last one is."""
+        del self.running[active.call.id]
+        self.last_used = time.time()
+
+    async def sandbox(self) -> Sandbox:
+        """The live sandbox; opened at the first use, and again after one was lost.
+
+        Raises SandboxUnavailable, or what an `on_create` raised; nothing is left half-made then.
+        """
+        async with self._lock:
+            if self._sandbox is not None and self._sandbox.alive:
+                return self._sandbox
+            await self._drop()
+            self.places.take()
+            try:
+                self._sandbox = await self.kind.open(self.spec)
+            except BaseException:
+                self.places.give_back()
+                raise
+            await self._create(self._sandbox)
+            self._opened_before = True
+            return self._sandbox
+
+    async def _create(self, sandbox: Sandbox) -> None:
+        restored = sandbox.restored or self._opened_before
+        ctx = SandboxContext(sandbox, self.id, restored, self.request.labels)
+        self._created.clear()
+        try:
+            for hook in self.sandbox_hooks:
+                await hook.on_create(ctx)
+                self._created.append(hook)
+        except BaseException:
+            with anyio.CancelScope(shield=True):
+                await self._undo(ctx)
+                await self._drop()
+            raise
+
+    async def _undo(self, ctx: SandboxContext) -> list[str]:
+        """`on_destroy` of every hook that had created, in reverse; returns what failed."""
+        failed = []
+        while self._created:
+            hook = self._created.pop()
+            try:
+                await hook.on_destroy(ctx)
+            except Exception as error:  # strangers' code: it is told, and does not stop the others
+                logger.warning("on_destroy of %s failed in session %s", type(hook).__name__, self.id)
+                failed.append(f"{type(hook).__name__}: {type(error).__name__}: {error}")
+        return failed
+
+    async def _drop(self) -> None:
+        sandbox, self._sandbox = self._sandbox, None
+        if sandbox is not None:
+            with anyio.CancelScope(shield=True):
+                try:
+                    await sandbox.aclose()
+                finally:
+                    self.places.give_back()
+
+    async def suspend(self) -> None:
+        """End the sandbox and keep the workspace: the gateway stops, the session goes on later."""
+        async with self._lock:
+            await self._drop()
+
+    async def end(self, state: SessionState, reason: str) -> CloseReport:
+        """Collect, end the sandbox, remove the workspace; whatever fails is told in the report."""
+        failed: list[str] = []
+        async with self._lock:
+            with anyio.CancelScope(shield=True):
+                with anyio.move_on_after(CLOSE_SECONDS) as limit:
+                    failed += await self._collect()
+                if limit.cancelled_caught:
+                    failed.append(f"collecting took over {CLOSE_SECONDS:g} s and was given up")
+                failed += await self._remove()
+        return CloseReport(id=self.id, state=state, reason=reason, collected=self._collected(), failed=tuple(failed))
+
+    async def _collect(self) -> list[str]:
+        if not self.sandbox_hooks:
+            return []
+        try:
+            sandbox = await self._for_collecting()
+        except SandboxError as error:
+            return [f"collecting: {error.message}"]
+        return await self._undo(SandboxContext(sandbox, self.id, True, self.request.labels))
+
+    async def _for_collecting(self) -> Sandbox:
+        """The live sandbox, or a fresh one over the same workspace when that is dead."""
+        if self._sandbox is None or not self._sandbox.alive:
+            await self._drop()
+            self._sandbox = await self.kind.open(self.spec)
+            self.places.taken += 1  # a closing session never waits for a place
+            self._created = list(self.sandbox_hooks)
+        return self._sandbox
+
+    async def _remove(self) -> list[str]:
+        failed = []
+        for step in (self._drop, self._destroy):
+            try:
+                await step()
+            except SandboxError as error:
+                failed.append(error.message)
+        return failed
+
+    async def _destroy(self) -> None:
+        await self.kind.destroy(self.id)
+
+    def _collected(self) -> tuple[CollectReport, ...]:
+        return tuple(hook.report for hook in self.sandbox_hooks
+                     if isinstance(hook, CollectWorkspace) and hook.report is not None)
+
+
+class Sessions:
+    """All sessions this process knows. A lookup names who asks; foreign and absent are the same NotFound."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._sessions: dict[str, Session] = {}
+        self._by_token: dict[str, str] = {}
+
+    def __iter__(self) -> Iterator[Session]:
+        return iter(list(self._sessions.values()))
+
+    @property
+    def open(self) -> list[Session]:
+        return [session for session in self._sessions.values() if session.state == "open"]
+
+    def check_room(self) -> None:
+        """Raise TooMany where no more sessions may be open."""
+        if len(self.open) >= self._most:
+            raise TooMany(f"{self._most} sessions are open", "Close one, or raise server.sessions.",
+                          retry_after_seconds=RETRY_SECONDS)
+
+    def add(self, session: Session) -> None:
+        self._sessions[session.id] = session
+        self._by_token[session.row.token_sha256] = session.id
+
+    def forget(self, ids: Sequence[str]) -> None:
+        for id in ids:
+            session = self._sessions.pop(id, None)
+            if session is not None:
+                self._by_token.pop(session.row.token_sha256, None)
+
+    def find(self, principal: Principal, id: str) -> Session:
+        session = self._sessions.get(id)
+        if session is None or not principal.may_see(session.id, session.row.opened_by):
+            raise NotFound("no such session", "Open one with POST /v1/sessions.")
+        return session
+
+    def visible(self, principal: Principal) -> list[Session]:
+        return [one for one in self._sessions.values() if principal.may_see(one.id, one.row.opened_by)]
+
+    def by_token(self, token_sha256: str) -> str | None:
+        return self._by_token.get(token_sha256)
+
+
+def new_session_id() -> str:
+    """128 random bits: a reference cannot be guessed."""
+    return f"s-{secrets.token_hex(16)}"
+
+

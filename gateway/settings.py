@@ -1,0 +1,317 @@
+"""Settings: sandgate.toml and the environment, read once, frozen. Unknown names are refused with the nearest right one."""
+
+import difflib
+import os
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal, Self
+
+import platformdirs
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ByteSize, Field, JsonValue, ValidationError, model_validator
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
+
+from gateway.errors import SettingsError
+from gateway.hooks.permission import Mode, PermissionPolicy
+from gateway.models import Network, Wire
+
+PREFIX: Final = "SANDGATE_"
+OUTSIDE_VARIABLES: Final = frozenset({
+    "SANDGATE_URL", "SANDGATE_TOKEN", "SANDGATE_CONFIG", "SANDGATE_STATE_DIR", "SANDGATE_OPERATOR_TOKEN",
+    "SANDGATE_AGENT_TOKEN",
+})
+"""Read elsewhere: the client's two, and those that say where everything is."""
+CONFIG_NAME: Final = "sandgate.toml"
+
+Seconds = Annotated[float, Field(gt=0)]
+Count = Annotated[int, Field(gt=0)]
+
+
+def _not_yet(network: Network) -> Network:
+    if network == "open":
+        raise ValueError("'open' needs a Docker sandbox, which this version does not have; use 'none'")
+    return network
+
+
+def _list_of_hosts(value: Any) -> Any:
+    if isinstance(value, list):
+        raise ValueError("a list of hosts is not supported yet; use 'none'")
+    return value
+
+
+class Server(Wire):
+    """Where and for whom the gateway listens, and its machine-wide limits."""
+
+    host: str = "127.0.0.1"
+    port: Annotated[int, Field(ge=0, le=65535)] = 8710
+    allowed_hosts: tuple[str, ...] = ()
+    allowed_origins: tuple[str, ...] = ()
+    sessions: Count = 100
+    live_sandboxes: Count = 20
+    json_body: ByteSize = ByteSize(4 << 20)
+    upload: ByteSize = ByteSize(2 << 30)
+    replay_seconds: Seconds = 10
+    stop_seconds: Seconds = 10
+
+
+class Agent(Wire):
+    """What the agent token may do: open sessions of these profiles."""
+
+    profiles: tuple[str, ...] = ("default",)
+
+
+class ProfileLimits(Wire):
+    """Limits of one session. Sizes take units ("1GiB"); `output` is kept of one stream in an answer."""
+
+    call_seconds: Seconds = 120
+    max_call_seconds: Seconds = 600
+    memory: ByteSize = ByteSize(1 << 30)
+    cpus: Annotated[float, Field(gt=0)] = 1.0
+    processes: Count = 128
+    open_files: Count = 1024
+    workspace_size: ByteSize = ByteSize(512 << 20)
+    output: ByteSize = ByteSize(1 << 20)
+    parallel_calls: Count = 8
+    results_size: ByteSize = ByteSize(2 << 30)
+
+
+class Seed(Wire):
+    """What a workspace starts with: a folder, a file or a tar (relative to the file that names it), placed at `to`."""
+
+    source: str = Field(alias="from")
+    to: str = "."
+
+
+class Collect(Wire):
+    """What is taken when a session ends: files that match, into `<to>/<session>/` with a manifest."""
+
+    match: str
+    to: str
+
+
+class Profile(Wire):
+    """One kind of session that the operator offers; a session may only narrow it."""
+
+    kind: Annotated[str, Field(pattern=r"^(local|[A-Za-z_][\w.]*:[A-Za-z_]\w*)$")] = "local"
+    tools: tuple[str, ...] = ("*",)
+    network: Annotated[Network, BeforeValidator(_list_of_hosts), AfterValidator(_not_yet)] = "none"
+    permission: str = "auto"
+    env: dict[str, str] = Field(default_factory=dict)
+    env_from_caller: tuple[str, ...] = ()
+    read_only: tuple[Path, ...] = ()
+    idle_seconds: Seconds = 900
+    lifetime_seconds: Seconds = 4 * 3600
+    seed: tuple[Seed, ...] = ()
+    collect: tuple[Collect, ...] = ()
+    stream: Literal["filtered", "raw"] = "filtered"
+    show_store_uri: bool = False
+    limits: ProfileLimits = ProfileLimits()
+
+
+class StoreSettings(Wire):
+    """Where large results go: any writable fsspec URI; the default is the state folder."""
+
+    uri: str | None = None
+    options: dict[str, JsonValue] = Field(default_factory=dict)
+    retention_hours: Annotated[float, Field(gt=0)] = 24
+
+
+class OffloadRule(Wire):
+    """Which results of which tools are stored: exactly one of `when` and `over_chars`."""
+
+    tools: Annotated[tuple[str, ...], Field(min_length=1)]
+    when: Literal["always", "never"] | None = None
+    over_chars: Annotated[int, Field(ge=0)] | None = None
+
+    @model_validator(mode="after")
+    def _one_condition(self) -> Self:
+        if (self.when is None) == (self.over_chars is None):
+            raise ValueError("give exactly one of 'when' and 'over_chars'")
+        return self
+
+
+PAGED_TOOLS: Final = ("read_result", "read_file", "ls", "glob", "grep")
+
+
+class OffloadSettings(Wire):
+    """Exact name before list before glob before `*`. `preview_chars` is head and tail together."""
+
+    preview_chars: Annotated[int, Field(ge=0, le=20_000)] = 2000
+    rules: tuple[OffloadRule, ...] = (
+        OffloadRule(tools=PAGED_TOOLS, when="never"),
+        OffloadRule(tools=("*",), over_chars=30_000),
+    )
+
+
+class HookSettings(Wire):
+    """A hook by dotted path (`module:Class`); the folder of the configuration file is importable."""
+
+    use: str
+    tools: Annotated[tuple[str, ...], Field(min_length=1)] = ("*",)
+    timeout_seconds: Seconds = 10
+    on_failure: Literal["closed", "open"] = "closed"
+    options: dict[str, JsonValue] = Field(default_factory=dict)
+
+
+class ToolSettings(Wire):
+    """A Python function (`use = "module:function"`), or a command that runs in the sandbox (`name`, `argv`)."""
+
+    use: str | None = None
+    name: str | None = None
+    description: str = ""
+    argv: tuple[str, ...] = ()
+    parameters: dict[str, dict[str, JsonValue]] = Field(default_factory=dict)
+    timeout_seconds: Seconds | None = None
+
+    @model_validator(mode="after")
+    def _one_form(self) -> Self:
+        if (self.use is None) == (not self.argv):
+            raise ValueError("give either 'use' (a function) or 'name' and 'argv' (a command)")
+        if self.argv and not self.name:
+            raise ValueError("a command tool needs a 'name'")
+        return self
+
+
+class Settings(BaseSettings):
+    """All of it. `folder` is where relative paths start: the file's, or the current one."""
+
+    model_config = SettingsConfigDict(frozen=True, extra="forbid", env_prefix=PREFIX, env_nested_delimiter="__",
+                                      env_ignore_empty=False, populate_by_name=False)
+
+    server: Server = Server()
+    agent: Agent = Agent()
+    profiles: dict[str, Profile] = Field(default_factory=lambda: {"default": Profile()})
+    permissions: dict[str, PermissionPolicy] = Field(default_factory=dict)
+    store: StoreSettings = StoreSettings()
+    offload: OffloadSettings = OffloadSettings()
+    hooks: tuple[HookSettings, ...] = ()
+    tools: tuple[ToolSettings, ...] = ()
+
+    @classmethod
+    def settings_customise_sources(
+        cls, settings_cls: type[BaseSettings], init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource, dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        file = settings_cls.model_config.get("toml_file")
+        toml = (TomlConfigSettingsSource(settings_cls),) if file else ()
+        return (init_settings, env_settings, *toml)
+
+    @model_validator(mode="after")
+    def _names_exist(self) -> Self:
+        for name, profile in self.profiles.items():
+            if profile.permission not in ("auto", "deny") and profile.permission not in self.permissions:
+                raise ValueError(f"profiles.{name}.permission: no such permission {profile.permission!r}"
+                                 f"{_nearest(profile.permission, ['auto', 'deny', *self.permissions])}")
+        for profile_name in self.agent.profiles:
+            if profile_name not in self.profiles:
+                raise ValueError(f"agent.profiles: no such profile {profile_name!r}"
+                                 f"{_nearest(profile_name, self.profiles)}")
+        return self
+
+    def policy(self, profile: Profile) -> PermissionPolicy:
+        """What the profile's `permission` stands for."""
+        mode: Mode | None = "auto" if profile.permission == "auto" else "deny" if profile.permission == "deny" else None
+        return PermissionPolicy(otherwise=mode) if mode else self.permissions[profile.permission]
+
+
+def load_settings(file: Path | None = None) -> tuple[Settings, Path]:
+    """Read settings and the folder that relative paths start from.
+
+    `file` defaults to SANDGATE_CONFIG, then to `sandgate.toml` here if there is one. Raises SettingsError naming the
+    file or variable, the key, what is wrong and the nearest right name.
+    """
+    if file is None and "SANDGATE_CONFIG" in os.environ:
+        file = Path(os.environ["SANDGATE_CONFIG"])
+    if file is None and Path(CONFIG_NAME).exists():
+        file = Path(CONFIG_NAME)
+    if file is not None:
+        _readable_toml(file)
+    _refuse_unknown_variables(os.environ)
+    configured = type("Settings", (Settings,), {
+        "model_config": {**Settings.model_config, "toml_file": file}, "__doc__": Settings.__doc__})
+    try:
+        return configured(), (file.parent if file else Path()).resolve()
+    except ValidationError as error:
+        raise _explained(error, file) from error
+
+
+def _readable_toml(file: Path) -> None:
+    try:
+        tomllib.loads(file.read_text())
+    except OSError as error:
+        raise SettingsError(f"{file}: {error.strerror}", "Name another file, or make one with `sandgate init`.") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise SettingsError(f"{file}: not valid TOML: {error}", "Mend that line; `sandgate config` checks it.") from error
+
+
+def _refuse_unknown_variables(environment: Mapping[str, str]) -> None:
+    sections = {f"{PREFIX}{name.upper()}" for name in Settings.model_fields}
+    for name in environment:
+        if not name.startswith(PREFIX) or name in OUTSIDE_VARIABLES or name.startswith("SANDGATE_TEST_"):
+            continue
+        section, *keys = name.split("__")
+        if section not in sections:
+            raise SettingsError(f"environment: no such variable {name}{_nearest(name, _known_variables())}",
+                                "Unset it, or spell it right: SANDGATE_<SECTION>__<KEY>.")
+        _refuse_unknown_keys(name, Settings.model_fields[section.removeprefix(PREFIX).lower()].annotation, keys)
+
+
+def _refuse_unknown_keys(variable: str, model: Any, keys: list[str]) -> None:
+    for key in keys:
+        if not (isinstance(model, type) and issubclass(model, BaseModel)):
+            return  # a table with free names, or a value: pydantic says more
+        if key.lower() not in model.model_fields:
+            raise SettingsError(f"environment: {variable}: no such key {key.lower()!r}"
+                                f"{_nearest(key.lower(), model.model_fields)}", "Unset it, or spell it right.")
+        model = model.model_fields[key.lower()].annotation
+
+
+def _known_variables() -> list[str]:
+    names = sorted(OUTSIDE_VARIABLES)
+    for section, field in Settings.model_fields.items():
+        model = field.annotation
+        if isinstance(model, type) and issubclass(model, BaseModel):
+            names += [f"{PREFIX}{section.upper()}__{key.upper()}" for key in model.model_fields]
+    return names
+
+
+def _explained(error: ValidationError, file: Path | None) -> SettingsError:
+    first = error.errors()[0]
+    where = ".".join(str(part) for part in first["loc"])
+    what = first["msg"].removeprefix("Value error, ")
+    if first["type"] == "extra_forbidden":
+        what = f"no such key{_nearest(str(first['loc'][-1]), _keys_beside(first['loc']))}"
+    place = f"{file}: " if file else ""
+    return SettingsError(f"{place}{where + ': ' if where else ''}{what}", "Mend it; `sandgate config` checks the result.")
+
+
+def _keys_beside(location: tuple[int | str, ...]) -> list[str]:
+    model: Any = Settings
+    for part in location[:-1]:
+        model = _inside(model, part)
+    if not (isinstance(model, type) and issubclass(model, BaseModel)):
+        return []
+    return [field.alias or name for name, field in model.model_fields.items()]
+
+
+def _inside(model: Any, part: int | str) -> Any:
+    if isinstance(model, type) and issubclass(model, BaseModel):
+        field = model.model_fields.get(str(part))
+        return field.annotation if field else None
+    arguments = [one for one in getattr(model, "__args__", ()) if one not in (Ellipsis, str)]
+    return arguments[0] if arguments else None
+
+
+def _nearest(name: str, known: Any) -> str:
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def state_dir(option: Path | None = None) -> Path:
+    """The folder with all state: the option, SANDGATE_STATE_DIR, or the platform's."""
+    if option is not None:
+        return option.absolute()
+    if "SANDGATE_STATE_DIR" in os.environ:
+        return Path(os.environ["SANDGATE_STATE_DIR"]).absolute()
+    return Path(platformdirs.user_state_dir("sandgate", appauthor=False))

@@ -1,0 +1,77 @@
+"""FunctionTool: a Python function of the operator's as a tool; it runs in the gateway, not in the sandbox."""
+
+import functools
+import inspect
+import json
+from collections.abc import Callable
+from typing import Any, ClassVar, Self
+
+import anyio.to_thread
+from pydantic import BaseModel, ConfigDict, ValidationError, create_model
+
+from gateway.errors import SettingsError
+from gateway.models import Arguments, Source, ToolDefinition
+from gateway.tools.tool import Alias, Outcome, ToolContext
+
+CONTEXT_PARAMETER = "ctx"
+
+
+class FunctionTool:
+    """Schema from the signature, description from the docstring. A sync function runs in a worker thread. A parameter
+    named `ctx` gets the ToolContext, with `ctx.hook_sandbox` to act inside. A string is the result's text, anything
+    else its JSON."""
+
+    aliases: ClassVar[tuple[Alias, ...]] = ()
+
+    def __init__(self, function: Callable[..., Any], definition: ToolDefinition, model: type[BaseModel], *,
+                 wants_context: bool) -> None:
+        self._function = function
+        self._definition = definition
+        self._model = model
+        self._wants_context = wants_context
+
+    @classmethod
+    def of(cls, function: Callable[..., Any], *, name: str | None = None, source: Source = "function") -> Self:
+        """Raises SettingsError for a function without annotations or description."""
+        name = name or function.__name__
+        signature = inspect.signature(function, eval_str=True)
+        fields: dict[str, Any] = {}
+        for parameter in signature.parameters.values():
+            if parameter.name == CONTEXT_PARAMETER:
+                continue
+            if parameter.annotation is parameter.empty or parameter.kind in (
+                    parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
+                raise SettingsError(f"tool {name!r}: parameter {parameter.name!r} has no annotation, or is variable",
+                                    "Annotate each parameter; its schema comes from that.")
+            default = ... if parameter.default is parameter.empty else parameter.default
+            fields[parameter.name] = (parameter.annotation, default)
+        description = inspect.getdoc(function)
+        if not description:
+            raise SettingsError(f"tool {name!r} has no docstring", "Say in it what a model must know.")
+        model = create_model(name, __config__=ConfigDict(extra="forbid"), **fields)
+        schema = model.model_json_schema()
+        definition = ToolDefinition(name=name, description=description, parameters=schema, source=source,
+                                    open_world=True)
+        return cls(function, definition, model, wants_context=CONTEXT_PARAMETER in signature.parameters)
+
+    @property
+    def definition(self) -> ToolDefinition:
+        return self._definition
+
+    async def run(self, arguments: Arguments, ctx: ToolContext) -> Outcome:
+        try:
+            values = dict(self._model.model_validate(arguments))
+        except ValidationError as error:
+            return Outcome("invalid", code="invalid_arguments", message=error.errors()[0]["msg"])
+        if self._wants_context:
+            values[CONTEXT_PARAMETER] = ctx
+        with anyio.fail_after(ctx.timeout_seconds):
+            answer = await self._call(values)
+        text = answer if isinstance(answer, str) else json.dumps(answer, default=str)
+        await ctx.stdout.write(text.encode(errors="replace"))
+        return Outcome()
+
+    async def _call(self, values: dict[str, Any]) -> Any:
+        if inspect.iscoroutinefunction(self._function):
+            return await self._function(**values)
+        return await anyio.to_thread.run_sync(functools.partial(self._function, **values), abandon_on_cancel=True)

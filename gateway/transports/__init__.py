@@ -1,0 +1,1 @@
+"""Transports: bytes in, tool calls out."""

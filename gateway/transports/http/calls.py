@@ -1,0 +1,154 @@
+"""Calls over HTTP: as one JSON answer, or as a stream of events that can be taken up again."""
+
+import base64
+import json
+import re
+from collections.abc import AsyncIterator
+from typing import Annotated, Any, Final
+
+import anyio
+from fastapi import APIRouter, Header, Query, Request
+from fastapi.sse import format_sse_event
+from pydantic import BaseModel
+from starlette.responses import Response, StreamingResponse
+
+from gateway.calls import ActiveCall, OutputEvent, ProgressEvent, output_events
+from gateway.errors import NotFound, Unprocessable
+from gateway.models import STREAMS, CallRecord, CallRequest, Stream, ToolResult
+from gateway.transports.http.app import TheGateway, TheSession
+
+router = APIRouter(prefix="/v1/sessions/{session_id}/calls", tags=["calls"])
+
+KEEPALIVE_SECONDS: Final = 15.0
+MAX_KEY_CHARACTERS: Final = 255
+EVENT_STREAM: Final = "text/event-stream"
+_EVENT_ID: Final = re.compile(r"stdout:(\d{1,18}),stderr:(\d{1,18})")
+
+LastEventId = Annotated[str | None, Header(alias="Last-Event-ID")]
+
+
+class CallList(BaseModel):
+    """Calls in order; ask again with `after` = the last `sequence` for more."""
+
+    calls: list[CallRecord]
+
+
+class Cancelled(BaseModel):
+    """Whether there was still something to cancel."""
+
+    id: str
+    cancelled: bool
+
+
+@router.post("", response_model=ToolResult, responses={200: {"content": {EVENT_STREAM: {}}}})
+async def call(body: CallRequest, request: Request, session: TheSession, gateway: TheGateway,
+               idempotency_key: Annotated[str | None, Header(max_length=MAX_KEY_CHARACTERS, min_length=1)] = None,
+               last_event_id: LastEventId = None) -> Response:
+    """Run a tool. 200 with a ToolResult whatever its status; with `Accept: text/event-stream` as events.
+
+    Without an Idempotency-Key the call ends when its client is gone; with one it runs on, and a retry gets its answer.
+    """
+    start = _offsets(last_event_id)
+    active = await gateway.start_call(session, body, idempotency_key)
+    if _wants_events(request):
+        return _stream(active, start)
+    if not active.keyed:
+        return _json(await _while_connected(request, active))
+    return _json(await active.wait())
+
+
+@router.get("")
+async def list_calls(session: TheSession, gateway: TheGateway, after: int = 0,
+                     limit: Annotated[int, Query(ge=1, le=1000)] = 1000) -> CallList:
+    """The session's calls."""
+    return CallList(calls=await gateway.journal.calls(session.id, after, limit))
+
+
+@router.get("/{call_id}", response_model=CallRecord, responses={200: {"content": {EVENT_STREAM: {}}}})
+async def get_call(call_id: str, request: Request, session: TheSession, gateway: TheGateway,
+                   last_event_id: LastEventId = None) -> Response:
+    """A call's record; with `Accept: text/event-stream` its events, from `Last-Event-ID` on, as long as they are
+    kept (`replay_seconds` after its end)."""
+    if not _wants_events(request):
+        return _json(await gateway.call_record(session, call_id))
+    active = gateway.active_call(session, call_id)
+    if active is None:
+        raise NotFound("no such stream", "Its record says how the call ended.")
+    return _stream(active, _offsets(last_event_id))
+
+
+@router.post("/{call_id}/cancel")
+async def cancel_call(call_id: str, session: TheSession, gateway: TheGateway) -> Cancelled:
+    """Ask a call to end: its process tree is dead within 2 seconds, its status is `cancelled`."""
+    running = session.running.get(call_id)
+    if running is None:
+        await gateway.call_record(session, call_id)
+        return Cancelled(id=call_id, cancelled=False)
+    running.cancel()
+    return Cancelled(id=call_id, cancelled=True)
+
+
+def _wants_events(request: Request) -> bool:
+    return EVENT_STREAM in request.headers.get("accept", "")
+
+
+def _json(value: BaseModel) -> Response:
+    return Response(value.model_dump_json(), media_type="application/json", headers={"cache-control": "no-store"})
+
+
+async def _while_connected(request: Request, active: ActiveCall) -> ToolResult:
+    """The result, unless the client goes away first: then the call is cancelled."""
+
+    async def watch() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+        active.cancel()
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(watch)
+        result = await active.wait()
+        tasks.cancel_scope.cancel()
+    return result
+
+
+def _offsets(last_event_id: str | None) -> dict[Stream, int]:
+    if last_event_id is None:
+        return {}
+    found = _EVENT_ID.fullmatch(last_event_id)
+    if found is None:
+        raise Unprocessable("Last-Event-ID: not one of ours", "Send back the id of the last event, as it came.")
+    return {stream: int(found[place]) for place, stream in enumerate(STREAMS, start=1)}
+
+
+def _stream(active: ActiveCall, start: dict[Stream, int]) -> Response:
+    return StreamingResponse(_events(active, start), media_type=EVENT_STREAM,
+                             headers={"cache-control": "no-store", "x-accel-buffering": "no"})
+
+
+async def _events(active: ActiveCall, start: dict[Stream, int]) -> AsyncIterator[bytes]:
+    async with active:
+        yield _event("accepted", {"id": active.call.id, "call_id": active.call.call_id, "tool": active.call.tool})
+        async for event in output_events(active, start, KEEPALIVE_SECONDS):
+            match event:
+                case OutputEvent():
+                    offsets = ",".join(f"{stream}:{event.offsets[stream]}" for stream in STREAMS)
+                    yield _event("output", _output(event), offsets)
+                case ProgressEvent():
+                    yield _event("progress", {"bytes": dict(event.bytes)})
+                case None:
+                    yield b": keepalive\n\n"
+        result = await active.wait()
+        yield format_sse_event(event="result", data_str=result.model_dump_json())
+
+
+def _output(event: OutputEvent) -> dict[str, Any]:
+    """Text as text; bytes that are not UTF-8 also exactly, as `base64`."""
+    try:
+        return {"stream": event.stream, "offset": event.offset, "text": event.data.decode()}
+    except UnicodeDecodeError:
+        return {"stream": event.stream, "offset": event.offset, "text": event.data.decode(errors="replace"),
+                "base64": base64.b64encode(event.data).decode()}
+
+
+def _event(name: str, data: dict[str, Any], id: str | None = None) -> bytes:
+    return format_sse_event(event=name, data_str=json.dumps(data), id=id)

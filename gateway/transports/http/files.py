@@ -1,0 +1,160 @@
+"""Files of a workspace over HTTP: one file, a listing, or a tar, streamed both ways, through the sandbox."""
+
+import base64
+import os
+import tempfile
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Final, Literal
+from urllib.parse import quote, unquote_to_bytes
+
+import anyio.to_thread
+from fastapi import APIRouter, Request
+from pydantic import BaseModel
+from starlette.responses import Response, StreamingResponse
+
+from gateway.errors import NotFound, Problem, Unprocessable
+from gateway.sessions import Session
+from gateway.text import printable
+from gateway.transports.http.app import TheSession
+from sandboxes import Entry, FileRefused, Sandbox, pack, unpack
+
+router = APIRouter(prefix="/v1/sessions/{session_id}/files", tags=["files"])
+
+TAR: Final = "application/x-tar"
+MAX_PATH: Final = 4096
+
+
+class FileEntry(BaseModel):
+    """One entry. `path` is for people; `href` is the exact name, percent-encoded, for this route; `path_base64` is
+    there where the name is not plain text."""
+
+    path: str
+    href: str
+    kind: Literal["file", "directory", "symlink", "other"]
+    size: int
+    mode: str
+    modified: float
+    path_base64: str | None = None
+
+
+class FileList(BaseModel):
+    """A folder; `complete` is False where it has more than is listed."""
+
+    entries: list[FileEntry]
+    complete: bool
+
+
+class Written(BaseModel):
+    """What an upload wrote."""
+
+    files: int
+    bytes: int
+
+
+@router.get("", response_model=None)
+@router.get("/{path:path}", response_model=None)
+async def get_file(request: Request, session: TheSession, recursive: bool = False) -> Response | FileList:
+    """A file's bytes, or a folder's listing; a folder as a tar with `Accept: application/x-tar`."""
+    path = _path(request)
+    sandbox = await _sandbox(session)
+    if not path or (entry := await _entry(sandbox, path)).kind == "directory":
+        return await _folder(sandbox, path or ".", request, recursive=recursive)
+    if entry.kind != "file":
+        raise Unprocessable("not a regular file", code="invalid_path")
+    chunks = sandbox.read(path, 0, entry.size)
+    first = await anext(chunks, b"")
+    headers = {"x-content-type-options": "nosniff", "content-disposition": "attachment", "cache-control": "no-store"}
+    return StreamingResponse(_after(first, chunks), 200, headers, "application/octet-stream")
+
+
+@router.put("", status_code=201)
+@router.put("/{path:path}", status_code=201)
+async def put_file(request: Request, session: TheSession) -> Written:
+    """Write a file, whole or not at all; `Content-Type: application/x-tar` unpacks an archive into the folder."""
+    path = _path(request, missing=Unprocessable("the path is not one of the workspace", code="invalid_path"))
+    sandbox = await _sandbox(session)
+    if request.headers.get("content-type", "").partition(";")[0].strip() == TAR:
+        return await _put_tar(request, session, sandbox, path or ".")
+    if not path:
+        raise Unprocessable("a file needs a name", "PUT .../files/<path>.", code="invalid_path")
+    return Written(files=1, bytes=await sandbox.write(path, request.stream()))
+
+
+@router.delete("/{path:path}", status_code=204)
+async def delete_file(request: Request, session: TheSession, recursive: bool = False) -> None:
+    """Remove a file, a link itself, or a folder (a full one only with `recursive`)."""
+    path = _path(request)
+    if not path:
+        raise Unprocessable("the workspace itself stays", code="invalid_path")
+    await (await _sandbox(session)).remove(path, recursive=recursive)
+
+
+def _path(request: Request, missing: Problem | None = None) -> str:
+    """The exact path below the workspace, from the bytes of the request line; whatever leaves it is absent."""
+    raw: bytes = request.scope["raw_path"]
+    encoded = raw.partition(b"?")[0].split(b"/files", 1)[1].removeprefix(b"/")
+    exact = unquote_to_bytes(encoded)
+    parts = exact.split(b"/") if exact else []
+    if b"\0" in exact or len(exact) > MAX_PATH or any(part in (b"", b".", b"..") or len(part) > 255 for part in parts):
+        raise missing or NotFound("no such file", code="missing_file")
+    return os.fsdecode(exact)
+
+
+async def _sandbox(session: Session) -> Sandbox:
+    if session.state != "open":
+        raise NotFound("this session is closed", "Its results can be read until retention ends.", code="session_closed")
+    return await session.sandbox()
+
+
+async def _entry(sandbox: Sandbox, path: str) -> Entry:
+    folder, _, name = path.rpartition("/")
+    listing = await sandbox.list(path, max_entries=1)
+    if listing.entries and listing.entries[0].path == ".":
+        return listing.entries[0]
+    return Entry(name or folder, "directory", 0, 0o755, 0.0)
+
+
+async def _folder(sandbox: Sandbox, path: str, request: Request, *, recursive: bool) -> Response | FileList:
+    if TAR in request.headers.get("accept", ""):
+        return await _get_tar(sandbox, path, int(request.app.state.upload_bytes))
+    listing = await sandbox.list(path, recursive=recursive, max_entries=10_000)
+    prefix = "" if path == "." else f"{path}/"
+    return FileList(entries=[_shown(entry, prefix) for entry in listing.entries], complete=listing.complete)
+
+
+def _shown(entry: Entry, prefix: str) -> FileEntry:
+    exact = os.fsencode(entry.path)
+    plain = printable(entry.path)
+    return FileEntry(
+        path=plain, href=quote(os.fsencode(prefix) + exact), kind=entry.kind, size=entry.size,
+        mode=f"{entry.mode & 0o7777:04o}", modified=entry.modified,
+        path_base64=None if os.fsencode(plain) == exact else base64.b64encode(exact).decode())
+
+
+async def _get_tar(sandbox: Sandbox, path: str, limit: int) -> Response:
+    listing = await sandbox.list(path, recursive=True)
+    size = sum(entry.size for entry in listing.entries if entry.kind == "file")
+    if not listing.complete or size > limit:
+        raise FileRefused(f"the folder has over {limit:,} bytes or too many entries", "Fetch parts of it.",
+                          code="content_too_large")
+    return StreamingResponse(pack(sandbox, path, listing), 200, {"content-disposition": 'attachment; filename="files.tar"'},
+                             TAR)
+
+
+async def _put_tar(request: Request, session: Session, sandbox: Sandbox, path: str) -> Written:
+    """Spool the archive, check all of it, then unpack it."""
+    total = 0
+    with tempfile.NamedTemporaryFile(prefix="sandgate-", suffix=".tar") as spool:
+        async for chunk in request.stream():
+            total += len(chunk)
+            await anyio.to_thread.run_sync(spool.write, chunk)
+        await anyio.to_thread.run_sync(spool.flush)
+        files = await unpack(sandbox, Path(spool.name), path, session.spec.limits.workspace_size)
+    return Written(files=files, bytes=total)
+
+
+async def _after(first: bytes, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    yield first
+    async for chunk in chunks:
+        yield chunk

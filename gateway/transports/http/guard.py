@@ -1,0 +1,140 @@
+"""Guard: what every request meets before any route, whatever the route: Host, Origin, token, content type, body size.
+
+Pure ASGI, so that no route and no scheme can be forgotten.
+"""
+
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import anyio
+
+from gateway.errors import Forbidden, Problem, TooLarge, Unauthorized
+from gateway.principals import Principal
+from gateway.transports.http.problems import problem_response
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+OPEN_PATHS: Final = frozenset({"/healthz", "/readyz"})
+LOOPBACK_NAMES: Final = frozenset({"127.0.0.1", "localhost", "[::1]"})
+BODY_SECONDS: Final = 30.0
+"""How long a JSON body may take, or one piece of an upload."""
+
+
+class Misdirected(Problem):
+    """The Host header names somebody else."""
+
+    status, title, code = 421, "Misdirected request", "unknown_host"
+
+
+class WrongType(Problem):
+    """A body in a type that this route does not take."""
+
+    status, title, code = 415, "Unsupported media type", "unsupported_media_type"
+
+
+class SlowBody(Problem):
+    """The body did not come in time."""
+
+    status, title, code = 408, "Request timeout", "slow_body"
+
+
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """Wraps the application. `authenticate` answers who a token is, or None."""
+
+    app: App
+    authenticate: Callable[[str], Principal | None]
+    hosts: frozenset[str]
+    origins: frozenset[str]
+    json_body: int
+    upload: int
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self.app(scope, receive, send)
+            return
+        try:
+            headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
+            self._check_host(headers)
+            if scope["path"] not in OPEN_PATHS:
+                scope["principal"] = self._principal(headers)
+            if scope["type"] == "websocket":
+                raise Forbidden("no route takes a WebSocket")
+            receive = self._bounded(scope, headers, receive)
+        except Problem as problem:
+            await _refuse(problem, scope, receive, send)
+            return
+        await self.app(scope, receive, send)
+
+    def _check_host(self, headers: dict[bytes, str]) -> None:
+        name, _, port = headers.get(b"host", "").lower().rpartition(":")
+        host = name if name and port.isdigit() else headers.get(b"host", "").lower()
+        if host not in self.hosts:
+            raise Misdirected("this Host is not one of ours", "Name it in server.allowed_hosts.")
+        origin = headers.get(b"origin")
+        if origin is not None and origin.lower() not in self.origins:
+            raise Forbidden("this Origin may not call", "Name it in server.allowed_origins.", code="foreign_origin")
+
+    def _principal(self, headers: dict[bytes, str]) -> Principal:
+        scheme, _, token = headers.get(b"authorization", "").partition(" ")
+        principal = self.authenticate(token.strip()) if scheme.lower() == "bearer" and token.strip() else None
+        if principal is None:
+            raise Unauthorized("a token is needed", "Send Authorization: Bearer <token>; `sandgate token agent` "
+                               "prints one.")
+        return principal
+
+    def _bounded(self, scope: Scope, headers: dict[bytes, str], receive: Receive) -> Receive:
+        upload = scope["method"] == "PUT" and "/files" in scope["path"]
+        length = headers.get(b"content-length", "")
+        if scope["method"] in ("POST", "PUT", "PATCH", "DELETE") and not upload:
+            kind = headers.get(b"content-type", "").partition(";")[0].strip().lower()
+            empty = length in ("", "0") and b"transfer-encoding" not in headers
+            if kind != "application/json" and not (empty and not kind):
+                raise WrongType("only application/json is taken here", "Set Content-Type: application/json.")
+        limit = self.upload if upload else self.json_body
+        if length.isdigit() and int(length) > limit:
+            raise TooLarge(f"the body is over {limit:,} bytes", "Send less, or upload files in parts.")
+        return _counted(receive, limit, None if upload else BODY_SECONDS)
+
+
+def _counted(receive: Receive, limit: int, seconds: float | None) -> Receive:
+    """`receive` with the body's size and time bounded: exceeding raises TooLarge or SlowBody into the route."""
+    total, whole = 0, False
+    deadline = None if seconds is None else anyio.current_time() + seconds
+
+    async def counted() -> Message:
+        nonlocal total, whole
+        if whole:
+            return await receive()
+        try:
+            left = BODY_SECONDS if deadline is None else max(0.0, deadline - anyio.current_time())
+            with anyio.fail_after(left):
+                message = await receive()
+        except TimeoutError:
+            raise SlowBody(f"the body did not come within {BODY_SECONDS:g} s") from None
+        if message["type"] == "http.request":
+            total += len(message.get("body", b""))
+            whole = not message.get("more_body", False)
+            if total > limit:
+                raise TooLarge(f"the body is over {limit:,} bytes", "Send less, or upload files in parts.")
+        return message
+
+    return counted
+
+
+async def _refuse(problem: Problem, scope: Scope, receive: Receive, send: Send) -> None:
+    if scope["type"] == "websocket":
+        await send({"type": "websocket.close", "code": 1008, "reason": problem.title})
+        return
+    await problem_response(problem)(scope, receive, send)
+
+
+def allowed_hosts(host: str, more: Iterable[str]) -> frozenset[str]:
+    """The Host names that are ours, without port, in lower case."""
+    own = f"[{host}]" if ":" in host else host
+    return frozenset({*LOOPBACK_NAMES, own.lower(), *(one.lower() for one in more)})

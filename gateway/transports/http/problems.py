@@ -1,0 +1,70 @@
+"""Problem details (RFC 9457): the answer to what never became a call."""
+
+import json
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from gateway.errors import NotFound, Problem, TooLarge, Unavailable, Unprocessable
+from gateway.text import printable
+from sandboxes import FileRefused, SandboxError
+
+TITLES = {404: "Not found", 405: "Method not allowed", 416: "Range not satisfiable"}
+
+
+def problem_response(problem: Problem) -> Response:
+    """Build the answer; texts are escaped, for names in them may be hostile."""
+    headers = {"cache-control": "no-store"}
+    if problem.retry_after_seconds is not None:
+        headers["retry-after"] = str(problem.retry_after_seconds)
+    if problem.status == 401:
+        headers["www-authenticate"] = "Bearer"
+    return _response(problem.status, problem.title, printable(problem.message), problem.code,
+                     printable(problem.remedy), headers)
+
+
+def _response(status: int, title: str, detail: str, code: str, remedy: str, headers: dict[str, str]) -> Response:
+    body = {"type": "about:blank", "title": title, "status": status, "detail": detail, "code": code, "remedy": remedy}
+    return Response(json.dumps(body), status, headers, "application/problem+json")
+
+
+def install_problem_handlers(app: FastAPI) -> None:
+    """Make every refusal of the application a problem, also the framework's own."""
+
+    async def on_problem(_: Request, error: Exception) -> Response:
+        assert isinstance(error, Problem)
+        return problem_response(error)
+
+    async def on_sandbox(_: Request, error: Exception) -> Response:
+        assert isinstance(error, SandboxError)
+        return problem_response(file_problem(error))
+
+    async def on_validation(_: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"] if part != "body")
+        return problem_response(Unprocessable(f"{where or 'body'}: {first['msg']}"[:1000], "See /openapi.json."))
+
+    async def on_http(_: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        title = TITLES.get(error.status_code, "Refused")
+        return _response(error.status_code, title, title, title.lower().replace(" ", "_"), "", dict(error.headers or {}))
+
+    app.add_exception_handler(Problem, on_problem)
+    app.add_exception_handler(SandboxError, on_sandbox)
+    app.add_exception_handler(RequestValidationError, on_validation)
+    app.add_exception_handler(HTTPException, on_http)
+
+
+def file_problem(error: SandboxError) -> Problem:
+    """What a refused file operation is over HTTP."""
+    match error:
+        case FileRefused(code="missing_file"):
+            return NotFound("no such file", error.remedy, code="missing_file")
+        case FileRefused(code="content_too_large"):
+            return TooLarge(error.message, error.remedy, code="content_too_large")
+        case FileRefused():
+            return Unprocessable(error.message, error.remedy, code=error.code)
+    return Unavailable(error.message, error.remedy, code="sandbox_lost", retry_after_seconds=1)

@@ -1,0 +1,105 @@
+"""Serving: the socket, uvicorn with bounded headers, and a stop that lets calls end first."""
+
+import ipaddress
+import signal
+import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+
+import anyio
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from gateway.errors import SettingsError
+from gateway.gateway import Gateway
+from gateway.principals import Tokens
+from gateway.settings import Server
+from gateway.transports.http.app import create_app
+
+MAX_HEADER_BYTES = 64 * 1024
+MAX_CONNECTIONS = 1000
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """The HTTP parser bounds neither the number nor the size of headers; this does (431), before they pile up."""
+
+    _head_bytes = 0
+    _in_head = True
+
+    def data_received(self, data: bytes) -> None:
+        if self._in_head:
+            self._head_bytes += len(data)
+        super().data_received(data)
+        if self._in_head and self._head_bytes > MAX_HEADER_BYTES and not self.transport.is_closing():
+            self.transport.write(b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\n"
+                                 b"connection: close\r\n\r\n")
+            self.transport.close()
+
+    def on_headers_complete(self) -> None:
+        self._in_head = False
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        self._in_head, self._head_bytes = True, 0
+        super().on_message_complete()
+
+
+class QuietServer(uvicorn.Server):
+    """Signals are ours: uvicorn would cut connections before calls have ended."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def listen(server: Server) -> socket.socket:
+    """A bound socket. Raises SettingsError for a taken port, a foreign address, or one that the network can reach
+    without a list of names that are ours."""
+    if not _is_loopback(server.host) and not server.allowed_hosts:
+        raise SettingsError(f"server.host: {server.host} can be reached from the network",
+                            "Name the hosts that clients use in server.allowed_hosts, or listen on 127.0.0.1.")
+    family = socket.AF_INET6 if ":" in server.host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # asyncio sets TCP_NODELAY by proto
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((server.host, server.port))
+        listener.listen(1024)
+    except OSError as error:
+        listener.close()
+        raise SettingsError(f"server: cannot listen on {server.host}:{server.port}: {error.strerror}",
+                            "Stop what uses it, or choose another with --port.") from error
+    return listener
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+@asynccontextmanager
+async def serving(gateway: Gateway, tokens: Tokens, server: Server, listener: socket.socket) -> AsyncIterator[str]:
+    """Serve until the block ends; gives the base URL. Leaving drains the gateway, then closes the connections."""
+    port = listener.getsockname()[1]
+    config = uvicorn.Config(create_app(gateway, tokens, server, port), http=BoundedProtocol, lifespan="off",
+                            log_config=None, access_log=False, limit_concurrency=MAX_CONNECTIONS, server_header=False,
+                            timeout_keep_alive=30, timeout_graceful_shutdown=5, ws="none")
+    uvicorn_server = QuietServer(config)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(uvicorn_server.serve, [listener])
+        while not uvicorn_server.started:
+            await anyio.sleep(0.005)
+        try:
+            yield f"http://{server.host if ':' not in server.host else f'[{server.host}]'}:{port}"
+        finally:
+            with anyio.CancelScope(shield=True):
+                await gateway.drain()
+                uvicorn_server.should_exit = True
+
+
+async def until_stopped() -> None:
+    """Return at the first SIGTERM or SIGINT."""
+    with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        async for _ in signals:
+            return

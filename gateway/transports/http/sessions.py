@@ -1,0 +1,54 @@
+"""Sessions and their tools over HTTP."""
+
+from typing import Any, Literal
+
+from fastapi import APIRouter
+from pydantic import BaseModel
+
+from gateway.models import CloseReport, OpenedSession, SessionRecord, SessionRequest
+from gateway.toolbox import FORMATS
+from gateway.transports.http.app import TheGateway, ThePrincipal, TheSession
+
+router = APIRouter(prefix="/v1/sessions", tags=["sessions"])
+
+
+class SessionList(BaseModel):
+    """Sessions, the oldest first."""
+
+    sessions: list[SessionRecord]
+
+
+class ToolList(BaseModel):
+    """Tools in the shape that was asked for."""
+
+    tools: list[dict[str, Any]]
+
+
+@router.post("", status_code=201)
+async def open_session(request: SessionRequest, gateway: TheGateway, principal: ThePrincipal) -> OpenedSession:
+    """Open a session; the answer is the only place where its token appears."""
+    return await gateway.open_session(principal, request)
+
+
+@router.get("")
+async def list_sessions(gateway: TheGateway, principal: ThePrincipal) -> SessionList:
+    """The sessions that this token may see."""
+    return SessionList(sessions=[one.record() for one in gateway.sessions.visible(principal)])
+
+
+@router.get("/{session_id}")
+async def get_session(session: TheSession) -> SessionRecord:
+    """One session, open or ended."""
+    return session.record()
+
+
+@router.delete("/{session_id}")
+async def close_session(session: TheSession, gateway: TheGateway) -> CloseReport:
+    """Collect, then remove; again: the same report."""
+    return await gateway.close_session(session)
+
+
+@router.get("/{session_id}/tools")
+async def list_tools(session: TheSession, format: Literal["mcp", "openai", "anthropic"] = "mcp") -> ToolList:
+    """What this session may call, as MCP, OpenAI or Anthropic want it."""
+    return ToolList(tools=[FORMATS[format](one) for one in session.tools])

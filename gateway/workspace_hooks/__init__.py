@@ -1,0 +1,1 @@
+"""The ready SandboxHooks: they speak to a sandbox and to the outside."""

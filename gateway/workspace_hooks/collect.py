@@ -1,0 +1,139 @@
+"""CollectWorkspace: what is taken out of a workspace before it is destroyed."""
+
+import base64
+import json
+import time
+from collections.abc import AsyncIterable, AsyncIterator
+from dataclasses import asdict, dataclass, field
+from typing import Final, Protocol
+
+from gateway.matching import glob_matches
+from gateway.models import CollectReport
+from gateway.text import printable
+from sandboxes import Entry, FileRefused, Sandbox, SandboxContext, SandboxHook
+from stores import StoredObject, StoreError, file_key
+
+MAX_FILES: Final = 10_000
+MAX_SKIPPED: Final = 1000
+MANIFEST_KEY: Final = "manifest.json"
+
+
+class Target(Protocol):
+    """Where collected files go; `name` is what people call it."""
+
+    name: str
+
+    async def put(self, key: str, source: AsyncIterable[bytes] | bytes, media_type: str) -> StoredObject: ...
+
+    def reference(self, key: str) -> str: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Collected:
+    """One collected file: its real name, and the key it lies under. `path_base64` only where the name is not UTF-8."""
+
+    path: str
+    path_base64: str | None
+    key: str
+    bytes: int
+    sha256: str
+    mode: str
+
+
+@dataclass(slots=True)
+class Manifest:
+    """What was collected and what was left out; `complete` is False when anything that matched is missing."""
+
+    session: str
+    match: str
+    created: float
+    complete: bool = True
+    files: list[Collected] = field(default_factory=list)
+    skipped: list[dict[str, str]] = field(default_factory=list)
+
+    def skip(self, path: str, reason: str) -> None:
+        self.complete = False
+        if len(self.skipped) < MAX_SKIPPED:
+            self.skipped.append({"path": printable(path), "reason": reason})
+
+
+class CollectWorkspace(SandboxHook):
+    """Takes every regular file that matches, never through a link, up to caps on count, size and sum. Sparse files
+    count with their whole length, so they are skipped by size. One object serves one session."""
+
+    def __init__(self, match: str, target: Target, *, max_bytes: int) -> None:
+        self._match = match.removeprefix("./")
+        self._target = target
+        self._max_bytes = max_bytes
+        self.report: CollectReport | None = None
+
+    async def on_destroy(self, ctx: SandboxContext) -> None:
+        manifest = Manifest(ctx.session_id, self._match, time.time())
+        error: str | None = None
+        try:
+            await self._take_all(ctx.sandbox, manifest)
+            await self._target.put(MANIFEST_KEY, _json(manifest), "application/json")
+        except BaseException as broken:
+            manifest.complete, error = False, f"{type(broken).__name__}: {broken}"
+            raise
+        finally:
+            self.report = CollectReport(
+                to=self._target.name, files=len(manifest.files), bytes=sum(one.bytes for one in manifest.files),
+                complete=manifest.complete, error=error,
+                manifest=None if error else self._target.reference(MANIFEST_KEY),
+                skipped=tuple(f"{one['path']}: {one['reason']}" for one in manifest.skipped))
+
+    async def _take_all(self, sandbox: Sandbox, manifest: Manifest) -> None:
+        listing = await sandbox.list(recursive=True)
+        if not listing.complete:
+            manifest.skip("*", "the workspace has too many entries, or is too deep, to list whole")
+        left = self._max_bytes
+        for entry in listing.entries:
+            if entry.kind == "directory" or not glob_matches(entry.path, self._match):
+                continue
+            if entry.kind != "file":
+                manifest.skip(entry.path, f"not a regular file: {entry.kind}")
+            elif len(manifest.files) >= MAX_FILES:
+                manifest.skip(entry.path, f"over {MAX_FILES:,} files")
+            elif entry.size > left:
+                manifest.skip(entry.path, f"too large: {entry.size:,} bytes, {left:,} left")
+            else:
+                left -= await self._take(sandbox, entry, manifest)
+
+    async def _take(self, sandbox: Sandbox, entry: Entry, manifest: Manifest) -> int:
+        key = f"files/{file_key(entry.path)}"
+        content = sandbox.read(entry.path, 0, entry.size + 1, follow=False)
+        try:
+            stored = await self._target.put(key, _not_growing(content, entry), "application/octet-stream")
+        except FileRefused as error:
+            manifest.skip(entry.path, error.message)
+            return 0
+        except StoreError as error:
+            manifest.skip(entry.path, f"not stored: {error.message}")
+            return 0
+        exact = entry.path.encode(errors="surrogateescape")
+        manifest.files.append(Collected(
+            path=printable(entry.path), path_base64=_base64_unless_text(exact), key=key, bytes=stored.bytes,
+            sha256=stored.sha256, mode=oct(entry.mode & 0o777)))
+        return stored.bytes
+
+
+async def _not_growing(chunks: AsyncIterator[bytes], entry: Entry) -> AsyncIterator[bytes]:
+    sent = 0
+    async for chunk in chunks:
+        sent += len(chunk)
+        if sent > entry.size:
+            raise FileRefused("changed while it was read", code="file_changed")
+        yield chunk
+
+
+def _base64_unless_text(name: bytes) -> str | None:
+    try:
+        exact = name.decode()
+    except UnicodeDecodeError:
+        return base64.b64encode(name).decode()
+    return None if exact == printable(exact) else base64.b64encode(name).decode()
+
+
+def _json(manifest: Manifest) -> bytes:
+    return json.dumps(asdict(manifest), indent=1).encode()

@@ -1,0 +1,408 @@
+"""The gateway's end of the direct channel, the same for every kind: calls over descriptors, none of it trusted.
+
+What crosses is a pipe end, a control socket or /dev/null, made for this one call. What comes back are short lines on
+the control socket, read by plain `recv`, so that no descriptor can come with them.
+"""
+
+import array
+import asyncio
+import contextlib
+import fcntl
+import os
+import re
+import socket
+import struct
+import termios
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, NoReturn
+
+import anyio
+from anyio.abc import ByteReceiveStream, ByteSendStream
+
+from sandboxes.errors import FILE_CODES, CommandRefused, FileCode, FileRefused, SandboxLost
+from sandboxes.sandbox import CHUNK_BYTES
+
+ACCEPT_SECONDS: Final = 1.0
+END_SECONDS: Final = 2.5
+"""Two seconds are the slot's own bound for the end of a tree; the rest is for the answer."""
+PIPE_BYTES: Final = 256 * 1024
+_F_SETPIPE_SZ = 1031
+_LINE_BYTES = 64
+_LENGTH = struct.Struct("!I")
+_END = re.compile(r"(exit|signal|done) (\d{1,12}) (\d{1,9})")
+_LOST_SLOT = "the program's slot was killed or stopped; no exit status was seen"
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The last word of a call: `word` is exit, signal, done, errno, file, pids, or `gone` where none was said."""
+
+    word: str
+    number: int = 0
+    count: int = 0
+    detail: str = ""
+
+
+class Channel:
+    """The channel of one sandbox. `end` kills the sandbox at once; it is called when its answers stop making sense."""
+
+    def __init__(self, sock: socket.socket, end: Callable[[], None]) -> None:
+        sock.setblocking(False)
+        self._socket = sock
+        self._end = end
+        self._calls: set[Call] = set()
+        self._loop = asyncio.get_running_loop()
+        self.lost: SandboxLost | None = None
+        self.nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+        self._loop.add_reader(sock.fileno(), self._hear)
+
+    async def call(self, body: bytes, stdin: int, stdout: int, stderr: int, on_end: Callable[[], None]) -> "Call":
+        """Hand over one request with its three streams, which may be closed afterwards; `on_end` runs once, when the
+        last word has come, before anybody who waits for it."""
+        self.check()
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        call = Call(self, ours, on_end)
+        try:
+            with theirs:
+                rest = call.begin(_LENGTH.pack(len(body)) + body)
+                await self._hand_over(array.array("i", (theirs.fileno(), stdin, stdout, stderr)))
+            if rest:
+                await call.send_rest(rest)
+        except BaseException:
+            await call.aclose()
+            raise
+        return call
+
+    def check(self) -> None:
+        """Raise the loss, if the sandbox is lost."""
+        if self.lost is not None:
+            raise SandboxLost(self.lost.message, self.lost.remedy, files_lost=self.lost.files_lost)
+
+    def lose(self, reason: str) -> None:
+        """End the sandbox and every call in it."""
+        if self.lost is not None:
+            return
+        self.lost = SandboxLost(reason)
+        self._end()
+        self.close()
+        for call in tuple(self._calls):
+            call.finish(Ended("gone"))
+
+    def close(self) -> None:
+        if self._socket.fileno() < 0:
+            return
+        self._loop.remove_reader(self._socket.fileno())
+        self._socket.close()
+        os.close(self.nothing)
+
+    def add(self, call: "Call") -> None:
+        self._calls.add(call)
+
+    def forget(self, call: "Call") -> None:
+        self._calls.discard(call)
+
+    def look(self) -> None:
+        """Notice now whether PID 1 is dead: the kernel closes its channel before it kills the slots."""
+        if self.lost is None:
+            self._hear()
+
+    def _hear(self) -> None:
+        """PID 1 says nothing after its first message: whatever comes is its end."""
+        try:
+            data = self._socket.recv(16)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            data = b""
+        self.lose("the sandbox said what it must not" if data else "the sandbox has died")
+
+    async def _hand_over(self, fds: "array.array[int]") -> None:
+        deadline = self._loop.time() + ACCEPT_SECONDS
+        while True:
+            self.check()
+            try:
+                self._socket.sendmsg([b"c"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, fds)])
+            except BlockingIOError:
+                if self._loop.time() > deadline:
+                    self.lose("the sandbox takes no calls")
+                await asyncio.sleep(0.002)
+            except OSError:
+                self.lose("the sandbox has died")
+            else:
+                return
+
+
+class Call:
+    """One request on its way; closing it kills what it started."""
+
+    def __init__(self, channel: Channel, control: socket.socket, on_end: Callable[[], None]) -> None:
+        self._channel = channel
+        self._control = control
+        self._loop = asyncio.get_running_loop()
+        self._buffer = b""
+        self._begun = asyncio.Event()
+        self._over = asyncio.Event()
+        self._timer: asyncio.TimerHandle | None = None
+        self.killed = False
+        self._on_end = on_end
+        self.killed = False
+        self.ended: Ended | None = None
+
+    def begin(self, request: bytes) -> bytes:
+        """Write the request, listen, start the clock; returns what did not fit."""
+        self._channel.add(self)
+        sent = self._control.send(request)
+        self._loop.add_reader(self._control.fileno(), self._hear)
+        self._timer = self._loop.call_later(ACCEPT_SECONDS, self._late, "the sandbox does not answer")
+        return request[sent:]
+
+    async def send_rest(self, rest: bytes) -> None:
+        view = memoryview(rest)
+        while view and self.ended is None:
+            await anyio.wait_writable(self._control)
+            with contextlib.suppress(BlockingIOError, BrokenPipeError, ConnectionResetError):
+                view = view[self._control.send(view) :]
+
+    async def begun(self) -> None:
+        """Return when the program runs, or the call is over."""
+        await self._begun.wait()
+
+    async def over(self) -> Ended:
+        """Return the last word; SandboxLost where the sandbox died first."""
+        await self._over.wait()
+        assert self.ended is not None
+        if self.ended.word == "gone":
+            self._channel.check()
+        return self.ended
+
+    def commit(self) -> None:
+        if self.ended is None:
+            with contextlib.suppress(OSError):
+                self._control.send(b"c")
+
+    def kill(self) -> None:
+        """Ask for the end of the tree; without an answer in time the sandbox is ended."""
+        if self.ended is not None or self.killed:
+            return
+        self.killed = True
+        with contextlib.suppress(OSError):
+            self._control.shutdown(socket.SHUT_WR)
+        self._start_clock(END_SECONDS, "the program could not be killed")
+
+    async def aclose(self) -> None:
+        """Kill what still runs and wait until it is dead; bounded, and not to be cancelled."""
+        if self.ended is None:
+            self.kill()
+            with anyio.CancelScope(shield=True):
+                await self._over.wait()
+
+    def finish(self, ended: Ended) -> None:
+        if self.ended is not None:
+            return
+        self.ended = ended
+        self._stop_clock()
+        self._loop.remove_reader(self._control.fileno())
+        self._control.close()
+        self._channel.forget(self)
+        self._on_end()
+        self._begun.set()
+        self._over.set()
+
+    def _start_clock(self, seconds: float, reason: str) -> None:
+        self._stop_clock()
+        self._timer = self._loop.call_later(seconds, self._late, reason)
+
+    def _stop_clock(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _late(self, reason: str) -> None:
+        self._channel.lose(reason)
+
+    def _hear(self) -> None:
+        try:
+            data = self._control.recv(4096)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._channel.look()
+            self.finish(Ended("gone", detail=_LOST_SLOT))
+            return
+        *lines, self._buffer = (self._buffer + data).split(b"\n")
+        for line in lines:
+            self._line(line)
+        if len(self._buffer) > _LINE_BYTES:
+            self._nonsense()
+
+    def _line(self, line: bytes) -> None:
+        if self.ended is not None:
+            return
+        text = line[: _LINE_BYTES + 1].decode("ascii", "replace")
+        word, _, detail = text.partition(" ")
+        if len(line) > _LINE_BYTES:
+            self._nonsense()
+        elif text in ("accepted", "spawned"):
+            self._progress(text)
+        elif match := _END.fullmatch(text):
+            self.finish(Ended(match[1], int(match[2]), int(match[3])))
+        elif (word == "errno" and re.fullmatch(r"[A-Z0-9]{2,20}", detail)) or (word == "file" and detail in FILE_CODES):
+            self.finish(Ended(word, detail=detail))
+        elif text == "pids":
+            self.finish(Ended("pids"))
+        else:
+            self._nonsense()
+
+    def _progress(self, text: str) -> None:
+        if not self.killed:
+            self._stop_clock()
+        if text == "spawned":
+            self._begun.set()
+
+    def _nonsense(self) -> None:
+        self._channel.lose("the sandbox said what it must not")
+
+
+def pipe_for_output(size: int = PIPE_BYTES) -> tuple[int, int]:
+    """Make a pipe whose read end, ours, does not block."""
+    reader, writer = os.pipe2(os.O_CLOEXEC)
+    os.set_blocking(reader, False)
+    if size:
+        with contextlib.suppress(OSError):  # EPERM: this user's pipes are at their limit, a small one works too
+            fcntl.fcntl(writer, _F_SETPIPE_SZ, size)
+    return reader, writer
+
+
+async def _ready(loop: asyncio.AbstractEventLoop, fd: int, write: bool) -> None:
+    """Wait until a descriptor of ours is ready; cheaper than anyio's, which keeps a table for all tasks."""
+    done = loop.create_future()
+    add, remove = (loop.add_writer, loop.remove_writer) if write else (loop.add_reader, loop.remove_reader)
+    add(fd, _resolve, done)
+    try:
+        await done
+    finally:
+        remove(fd)
+
+
+def _resolve(done: "asyncio.Future[None]") -> None:
+    if not done.done():
+        done.set_result(None)
+
+
+class OutputPipe(ByteReceiveStream):
+    """Our end of a program's output. It ends at end of file, or with what was in the pipe when the call was over:
+    whoever else got hold of the other end cannot keep us."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._loop = asyncio.get_running_loop()
+        self._size = 16 * 1024
+        self._left: int | None = None
+        self._waiter: asyncio.Future[None] | None = None
+
+    async def receive(self, max_bytes: int = CHUNK_BYTES) -> bytes:
+        while True:
+            data = self._take(max_bytes)
+            if data is not None:
+                return data
+            await self._wait()
+
+    def _take(self, max_bytes: int) -> bytes | None:
+        if self._fd < 0:
+            raise anyio.ClosedResourceError
+        size = min(max_bytes, self._size)
+        if self._left is not None:
+            size = min(size, self._left)
+            if size == 0:
+                raise anyio.EndOfStream
+        try:
+            data = os.read(self._fd, size)
+        except BlockingIOError:
+            return None
+        if not data:
+            self._left = 0
+            raise anyio.EndOfStream
+        if self._left is not None:
+            self._left -= len(data)
+        if len(data) == self._size:
+            self._size = min(4 * self._size, CHUNK_BYTES)
+        return data
+
+    async def _wait(self) -> None:
+        self._waiter = self._loop.create_future()
+        self._loop.add_reader(self._fd, _resolve, self._waiter)
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+            if self._fd >= 0:
+                self._loop.remove_reader(self._fd)
+
+    def end(self) -> None:
+        """The call is over: every process that may write is dead, so what is in the pipe now is all."""
+        if self._fd < 0 or self._left is not None:
+            return
+        pending = array.array("i", [0])
+        fcntl.ioctl(self._fd, termios.FIONREAD, pending)
+        self._left = pending[0]
+        if self._waiter is not None:
+            _resolve(self._waiter)
+
+    def close(self) -> None:
+        if self._fd < 0:
+            return
+        if self._waiter is not None:
+            self._loop.remove_reader(self._fd)
+            _resolve(self._waiter)
+        os.close(self._fd)
+        self._fd = -1
+
+    async def aclose(self) -> None:
+        self.close()
+
+
+class InputPipe(ByteSendStream):
+    """Our end of a program's input; -1 makes one that is closed from the start."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._loop = asyncio.get_running_loop()
+        if fd >= 0:
+            os.set_blocking(fd, False)
+
+    async def send(self, item: bytes) -> None:
+        view = memoryview(item)
+        while view:
+            if self._fd < 0:
+                raise anyio.ClosedResourceError
+            try:
+                view = view[os.write(self._fd, view) :]
+            except BlockingIOError:
+                await _ready(self._loop, self._fd, write=True)
+            except BrokenPipeError:
+                raise anyio.BrokenResourceError from None
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    async def aclose(self) -> None:
+        self.close()
+
+
+def refuse(ended: Ended, what: str) -> NoReturn:
+    """Raise what the last word of a request that did nothing means."""
+    if ended.word == "errno":
+        raise CommandRefused(f"cannot start {what}: {ended.detail}", code=ended.detail)
+    if ended.word == "pids":
+        raise CommandRefused(f"cannot start {what}: the sandbox's processes are used up",
+                             "wait, or allow more processes", code="EAGAIN")
+    code: FileCode = next((code for code in FILE_CODES if code == ended.detail), "sandbox_helper_failed")
+    raise FileRefused(f"{what}: {code.replace('_', ' ')}", code=code)
+
+

@@ -1,0 +1,281 @@
+"""A sandbox over a direct channel: programs and files, the same for every kind that has a runner inside."""
+
+import os
+import posixpath
+from abc import abstractmethod
+from collections.abc import AsyncGenerator, AsyncIterable, Iterator, Mapping, Sequence
+from typing import Final, get_args
+
+import anyio
+
+from sandboxes.cgroups import Counters
+from sandboxes.channel import Call, Channel, Ended, InputPipe, OutputPipe, pipe_for_output, refuse
+from sandboxes.errors import CommandRefused, FileRefused
+from sandboxes.sandbox import HOME, WORKSPACE, Entry, Exit, FileKind, Listing, Process, Sandbox
+
+ROOTS: Final = (WORKSPACE, HOME, "/tmp")  # noqa: S108
+_ONE_ARGUMENT: Final = 131_072
+_ALL_ARGUMENTS: Final = (2 << 20) - 4096
+_LISTING_BYTES: Final = 65 << 20
+_KINDS: Final = get_args(FileKind)
+
+
+class DirectProcess(Process):
+    """One program behind a call. `before` are the counters at its start."""
+
+    stdin: InputPipe
+    stdout: OutputPipe
+    stderr: OutputPipe
+
+    def __init__(self, sandbox: "DirectSandbox", stdin: int, stdout: int, stderr: int) -> None:
+        self._sandbox = sandbox
+        self._call: Call | None = None
+        self._before = sandbox.counters()
+        self._after = self._before
+        self.stdin = InputPipe(stdin)
+        self.stdout = OutputPipe(stdout)
+        self.stderr = OutputPipe(stderr)
+
+    def attach(self, call: Call) -> None:
+        self._call = call
+
+    def ended(self) -> None:
+        self.stdout.end()
+        self.stderr.end()
+        self._after = self._sandbox.counters()
+
+    async def wait(self) -> Exit:
+        assert self._call is not None
+        return name_exit(await self._call.over(), self._before, self._after, asked=self._call.killed)
+
+    async def kill(self) -> None:
+        assert self._call is not None
+        self._call.kill()
+
+    async def aclose(self) -> None:
+        try:
+            if self._call is not None:
+                await self._call.aclose()
+        finally:
+            for stream in (self.stdin, self.stdout, self.stderr):
+                stream.close()
+
+
+def name_exit(ended: Ended, before: Counters, after: Counters, asked: bool = False) -> Exit:
+    """Say how a program ended; the kernel's counters give the reason only where the program's own status fits.
+
+    `asked` says that we killed it: then a death by SIGKILL proves nothing.
+    """
+    if ended.word not in ("exit", "signal"):
+        return Exit("signal", 0, notes=(ended.detail,) if ended.detail else ())
+    killed_by_kernel = (ended.word, ended.number) in (("signal", 9), ("exit", 137)) and not asked
+    failed = ended.word == "signal" or ended.number != 0
+    out_of_memory, out_of_pids = after.oom > before.oom, after.pids > before.pids
+    if out_of_memory and killed_by_kernel:
+        return Exit("oom", ended.number, ended.count)
+    if out_of_pids and failed and not asked:
+        return Exit("pids", ended.number, ended.count)
+    notes = []
+    if out_of_memory:
+        notes.append("meanwhile a process of this sandbox was killed for memory")
+    if out_of_pids:
+        notes.append("meanwhile this sandbox ran out of processes")
+    return Exit("exit" if ended.word == "exit" else "signal", ended.number, ended.count, tuple(notes))
+
+
+class DirectSandbox(Sandbox):
+    """What a kind adds: where the channel comes from, the counters, and `aclose`."""
+
+    channel = "direct"
+
+    def __init__(self, session_id: str, link: Channel, env: Mapping[str, str], *, restored: bool) -> None:
+        self.session_id = session_id
+        self.restored = restored
+        self._link = link
+        self._env = env
+
+    @abstractmethod
+    def counters(self) -> Counters:
+        """The kernel's counters of this sandbox, now; must be cheap."""
+
+    @property
+    def alive(self) -> bool:
+        return self._link.lost is None
+
+    async def start(self, argv: Sequence[str], *, cwd: str = WORKSPACE, env: Mapping[str, str] | None = None,
+                    stdin: bool = False) -> DirectProcess:
+        self._link.check()
+        body = run_request(argv, cwd, {**self._env, **(env or {})})
+        nothing = self._link.nothing
+        in_reader, in_writer = os.pipe2(os.O_CLOEXEC) if stdin else (nothing, -1)
+        out_reader, out_writer = pipe_for_output()
+        err_reader, err_writer = pipe_for_output(0)
+        process = DirectProcess(self, in_writer, out_reader, err_reader)
+        try:
+            try:
+                call = await self._link.call(body, in_reader, out_writer, err_writer, process.ended)
+            finally:
+                for fd in (out_writer, err_writer, *((in_reader,) if stdin else ())):
+                    os.close(fd)
+            process.attach(call)
+            await call.begun()
+            if call.ended is not None and call.ended.word in ("errno", "file", "pids", "gone"):
+                self._link.check()
+                if call.ended.word != "gone":
+                    refuse(call.ended, argv[0] if call.ended.word == "errno" else cwd)
+        except BaseException:
+            await process.aclose()
+            raise
+        return process
+
+    async def read(self, path: str, start: int = 0, end: int | None = None, *,
+                   follow: bool = True) -> AsyncGenerator[bytes, None]:
+        body = request("read", inside(path), str(max(start, 0)), "" if end is None else str(max(end, 0)), _flag(follow))
+        async for chunk in self._stream(body, path):
+            yield chunk
+
+    async def write(self, path: str, chunks: AsyncIterable[bytes] | bytes, *, mode: int = 0o644) -> int:
+        self._link.check()
+        reader, writer = os.pipe2(os.O_CLOEXEC)
+        nothing = self._link.nothing
+        pipe = InputPipe(writer)
+        try:
+            try:
+                call = await self._link.call(request("write", inside(path), str(mode & 0o777)), reader, nothing, nothing,
+                                             _nothing)
+            finally:
+                os.close(reader)
+            try:
+                await _pour(chunks, pipe)
+                pipe.close()
+                call.commit()
+                return (await _done(call, path)).number
+            finally:
+                await call.aclose()
+        finally:
+            pipe.close()
+
+    async def list(self, path: str = WORKSPACE, *, recursive: bool = False, max_entries: int = 100_000) -> Listing:
+        body = request("list", inside(path), _flag(recursive), str(max_entries))
+        data = bytearray()
+        ended: list[Ended] = []
+        async for chunk in self._stream(body, path, ended):
+            data += chunk
+            if len(data) > _LISTING_BYTES:
+                raise FileRefused(f"{path}: the listing has no end", code="sandbox_helper_failed")
+        entries = tuple(_entries(bytes(data), path))
+        if len(entries) > max_entries:
+            raise FileRefused(f"{path}: more entries than asked", code="sandbox_helper_failed")
+        return Listing(entries, complete=ended[0].count == 1)
+
+    async def remove(self, path: str, *, recursive: bool = False) -> None:
+        self._link.check()
+        nothing = self._link.nothing
+        call = await self._link.call(request("remove", inside(path), _flag(recursive)), nothing, nothing, nothing,
+                                     _nothing)
+        try:
+            await _done(call, path)
+        finally:
+            await call.aclose()
+
+    async def _stream(self, body: bytes, path: str, ended: "list[Ended] | None" = None) -> AsyncGenerator[bytes, None]:
+        """Yield what a slot writes on its output; the last word goes to `ended`."""
+        self._link.check()
+        reader, writer = pipe_for_output()
+        pipe = OutputPipe(reader)
+        try:
+            try:
+                call = await self._link.call(body, self._link.nothing, writer, self._link.nothing, pipe.end)
+            finally:
+                os.close(writer)
+            try:
+                while True:
+                    try:
+                        chunk = await pipe.receive()
+                    except anyio.EndOfStream:
+                        break
+                    yield chunk
+                last = await _done(call, path)
+                if ended is not None:
+                    ended.append(last)
+            finally:
+                await call.aclose()
+        finally:
+            pipe.close()
+
+
+def _nothing() -> None:
+    """What happens at the end of a call that has no output."""
+
+
+async def _pour(chunks: AsyncIterable[bytes] | bytes, pipe: InputPipe) -> None:
+    """Send all of it; a slot that no longer reads says why in its last word."""
+    try:
+        if isinstance(chunks, bytes):
+            await pipe.send(chunks)
+            return
+        async for chunk in chunks:
+            await pipe.send(chunk)
+    except anyio.BrokenResourceError:
+        return
+
+
+async def _done(call: Call, path: str) -> Ended:
+    ended = await call.over()
+    if ended.word != "done":
+        refuse(ended, path)
+    return ended
+
+
+def inside(path: str) -> str:
+    """Return the absolute form of a path; FileRefused `invalid_path` where it ends outside of the three roots."""
+    full = posixpath.normpath(posixpath.join(WORKSPACE, path))
+    full = "/" + full.lstrip("/")
+    if "\0" in path or not any(full == root or full.startswith(root + "/") for root in ROOTS):
+        raise FileRefused(f"{path!r} is not a path of the sandbox", f"use a path below {', '.join(ROOTS)}",
+                          code="invalid_path")
+    return full
+
+
+def request(*fields: str) -> bytes:
+    """Join fields by NUL; none may contain one."""
+    return b"\0".join(os.fsencode(field) for field in fields)
+
+
+def run_request(argv: Sequence[str], cwd: str, env: Mapping[str, str]) -> bytes:
+    """Return the request for a program, or raise CommandRefused with the errno that the kernel would give."""
+    items = [f"{name}={value}" for name, value in env.items()]
+    if not argv or any("\0" in text for text in (*argv, *items)) or any("=" in name or not name for name in env):
+        raise CommandRefused("not a command: it is empty, or a zero byte or a bad variable name is in it", code="EINVAL")
+    words = [os.fsencode(text) for text in (*argv, *items)]
+    if max(map(len, words)) >= _ONE_ARGUMENT or sum(map(len, words)) + 9 * len(words) > _ALL_ARGUMENTS:
+        raise CommandRefused("arguments and environment are too long", "pass the data by a file or standard input",
+                             code="E2BIG")
+    return b"\0".join((b"run", os.fsencode(inside(cwd)), str(len(argv)).encode(), *words))
+
+
+def _flag(value: bool) -> str:
+    return "1" if value else "0"
+
+
+def _entries(data: bytes, path: str) -> Iterator[Entry]:
+    fields = data.split(b"\0")
+    try:
+        for at in range(0, len(fields) - 1, 5):
+            name, kind, size, mode, modified = fields[at : at + 5]
+            yield Entry(_relative(name), _kind(kind), int(size), int(mode), int(modified) / 1e9)
+    except ValueError as error:
+        raise FileRefused(f"{path}: the listing makes no sense", code="sandbox_helper_failed") from error
+
+
+def _relative(name: bytes) -> str:
+    if name.startswith(b"/") or b".." in name.split(b"/"):
+        raise ValueError("a name that leads elsewhere")
+    return os.fsdecode(name)
+
+
+def _kind(word: bytes) -> FileKind:
+    for kind in _KINDS:
+        if word == kind.encode():
+            return kind  # type: ignore[no-any-return]
+    raise ValueError("no such kind of file")

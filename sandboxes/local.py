@@ -1,0 +1,373 @@
+"""The local kind: bubblewrap on this machine, without Docker, with or without root."""
+
+import contextlib
+import fcntl
+import os
+import platform
+import secrets
+import signal
+import socket
+import struct
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import anyio
+
+from sandboxes import bwrap, runner
+from sandboxes.cgroups import RUNNER_PROCESSES, Counters, Group, Groups, find_groups
+from sandboxes.channel import Channel
+from sandboxes.direct import DirectSandbox
+from sandboxes.errors import SandboxError, SandboxUnavailable
+from sandboxes.launching import Bubblewrap, Launching, Start
+from sandboxes.sandbox import Limits, Probe, SandboxKind, SandboxSpec
+from sandboxes.seccomp import seccomp_filter
+from sandboxes.workspaces import Folders, Workspaces
+
+_OPEN_SECONDS: Final = 10.0
+_END_SECONDS: Final = 5.0
+_PROBE_SECONDS: Final = 30.0
+_STAGES: Final = ("/mnt", "/media", "/tmp")  # noqa: S108
+_CREDENTIALS: Final = struct.Struct("3i")
+_ERRORS_BYTES: Final = 4096
+_NPROC_IN_NAMESPACE: Final = (5, 14)
+
+
+class LocalSandbox(DirectSandbox):
+    """A bubblewrap and what it holds on the host: its control groups, its pid."""
+
+    kind = "local"
+
+    def __init__(self, spec: SandboxSpec, link: Channel, parts: "_Parts", *, restored: bool) -> None:
+        super().__init__(spec.session_id, link, {**bwrap.BASE_ENV, **spec.env}, restored=restored)
+        self._parts = parts
+        self._closed = False
+
+    def counters(self) -> Counters:
+        return self._parts.group.counters() if self._parts.group is not None else Counters()
+
+    async def aclose(self) -> None:
+        self._link.lose("the sandbox is closed")
+        if self._closed:
+            return
+        self._closed = True
+        with anyio.CancelScope(shield=True):
+            await self._parts.end()
+
+
+class _Parts:
+    """What an opening sandbox has so far, and how it is undone."""
+
+    def __init__(self, kind: "LocalKind", session_id: str) -> None:
+        self.kind = kind
+        self.session_id = session_id
+        self.group: Group | None = None
+        self.child: Bubblewrap | None = None
+        self.pidfd = -1
+
+    def kill(self) -> None:
+        """Kill PID 1 inside, and so everything: the kernel ends a PID namespace with its first process."""
+        if self.pidfd >= 0:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+        elif self.child is not None:
+            self.kind.launching.kill(self.child)
+
+    async def end(self) -> None:
+        """Kill, wait until bubblewrap is reaped, and free the rest."""
+        self.kill()
+        if self.child is not None:
+            with anyio.move_on_after(_END_SECONDS) as limit:
+                await self.child.exited.wait()
+            if limit.cancelled_caught:
+                self.kind.launching.kill(self.child)
+        if self.pidfd >= 0:
+            os.close(self.pidfd)
+            self.pidfd = -1
+        if self.group is not None:
+            await anyio.to_thread.run_sync(self.group.remove)
+        self.kind.forget(self.session_id)
+
+
+@dataclass(frozen=True, slots=True)
+class _Host:
+    """What does not change while the gateway runs; found at first use."""
+
+    tools: bwrap.Tools
+    groups: Groups
+    seccomp: bytes
+    runner: bytes
+    links: Mapping[str, str | None]
+    etc: tuple[Path, ...]
+
+
+class LocalKind(SandboxKind):
+    """Sandboxes by bubblewrap. One launcher process is the parent of all of them; they die with it and with us.
+
+    `state_dir` holds `workspaces/`. `instance` names this gateway's control groups: two gateways that run at the same
+    time on one machine must differ in it. As root each session gets a host uid of `uids`; `rlimits_only` leaves
+    control groups alone.
+    """
+
+    name = "local"
+
+    def __init__(self, state_dir: Path, *, instance: str, uids: range = range(60000, 61000),
+                 rlimits_only: bool = False) -> None:
+        self._root = os.geteuid() == 0
+        self._instance = instance
+        self._rlimits_only = rlimits_only
+        self._workspaces = Workspaces(state_dir.absolute(), uids if self._root else None)
+        self._host: _Host | None = None
+        self._open: dict[str, LocalSandbox] = {}
+        self._opening: set[str] = set()
+        self._probed: tuple[float, Probe] | None = None
+        self.launching = Launching()
+
+    async def probe(self) -> Probe:
+        """Open and end a throw-away sandbox; the answer is kept for half a minute."""
+        if self._probed is not None and time.monotonic() < self._probed[0]:
+            return self._probed[1]
+        probe = await self._probe()
+        self._probed = (time.monotonic() + _PROBE_SECONDS, probe)
+        return probe
+
+    async def _probe(self) -> Probe:
+        session_id = f"probe-{secrets.token_hex(8)}"
+        try:
+            sandbox = await self.open(SandboxSpec(session_id))
+            not_enforced = sandbox.not_enforced
+            await sandbox.aclose()
+            await self.destroy(session_id)
+        except SandboxError as error:
+            with contextlib.suppress(SandboxError, OSError):
+                await self.destroy(session_id)
+            return Probe(self.name, works=False, reason=error.message, remedy=error.remedy)
+        return Probe(self.name, works=True, not_enforced=not_enforced, facts=self._facts())
+
+    def _facts(self) -> dict[str, str]:
+        assert self._host is not None
+        tools = self._host.tools
+        return {
+            "bubblewrap": str(tools.bwrap),
+            "python": str(tools.python),
+            "ripgrep": str(tools.rg or "not found"),
+            "control groups": ", ".join(sorted(self._host.groups.controllers)) or "none",
+            "user": "one uid for each session" if self._root else "the gateway's own",
+        }
+
+    async def open(self, spec: SandboxSpec) -> LocalSandbox:
+        if spec.session_id in self._open or spec.session_id in self._opening:
+            raise SandboxUnavailable(f"session {spec.session_id} has an open sandbox")
+        self._opening.add(spec.session_id)
+        parts = _Parts(self, spec.session_id)
+        try:
+            sandbox = await self._build(spec, parts)
+        except BaseException:
+            with anyio.CancelScope(shield=True):
+                await parts.end()
+            raise
+        finally:
+            self._opening.discard(spec.session_id)
+        self._open[spec.session_id] = sandbox
+        return sandbox
+
+    async def _build(self, spec: SandboxSpec, parts: _Parts) -> LocalSandbox:
+        host = self._find_host()
+        bwrap.check_read_only(spec.read_only)
+        folders = self._workspaces.open(spec.session_id)
+        if host.groups.controllers:
+            parts.group = host.groups.create(spec.session_id, spec.limits)
+        view = bwrap.View(host.tools, folders.workspace, folders.home, host.links, host.etc, spec.read_only)
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with contextlib.ExitStack() as opened:
+            opened.enter_context(theirs)
+            errors, errors_end = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+            opened.callback(os.close, errors)
+            try:
+                opened.callback(os.close, errors_end)
+                parts.child = await self._start(view, host, folders, parts.group, theirs, errors_end)
+                theirs.close()
+                await self._shake_hands(ours, spec.limits, host, parts, errors)
+            except BaseException:
+                ours.close()
+                raise
+        link = Channel(ours, parts.kill)
+        sandbox = LocalSandbox(spec, link, parts, restored=folders.restored)
+        sandbox.not_enforced = self._not_enforced(host)
+        return sandbox
+
+    async def _start(self, view: bwrap.View, host: _Host, folders: Folders, group: Group | None,
+                     channel: socket.socket, errors: int) -> Bubblewrap:
+        stage = _Stage(_stage_folder() if self._root else "")
+        fds = bwrap.Descriptors(3, 4, 5, 6, dict(zip(bwrap.MADE_UP_FILES, range(7, 32), strict=False)))
+        program = stage.program(view.tools.bwrap)
+        arguments = bwrap.bwrap_arguments(view, fds, stage.show)
+        command = [program, "--args", str(fds.arguments), "--", *bwrap.runner_command(view, fds)]
+        with contextlib.ExitStack() as opened:
+            data = [_arguments_data(arguments), host.seccomp, host.runner]
+            files = [text.encode() for text in bwrap.MADE_UP_FILES.values()]
+            numbers = [opened.enter_context(_memfd(item)) for item in (*data, *files)]
+            return await self.launching.start(
+                Start(command, folders.uid, stage.folder, stage.sources, group.procs if group else ()),
+                [errors, *numbers[:3], channel.fileno(), *numbers[3:]])
+
+    async def _shake_hands(self, ours: socket.socket, limits: Limits, host: _Host, parts: _Parts, errors: int) -> None:
+        """Send the settings, wait for `ready` and take PID 1's host pid from the kernel's own word on who sent it."""
+        ours.setblocking(False)
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        ours.send(b"\0".join([b"go", *_settings(limits, host.groups)]))
+        with anyio.move_on_after(_OPEN_SECONDS):
+            await anyio.wait_readable(ours)
+        try:
+            data, control, _, _ = ours.recvmsg(64, socket.CMSG_SPACE(_CREDENTIALS.size))
+        except BlockingIOError:
+            raise SandboxUnavailable("the sandbox did not start in time") from None
+        except ConnectionResetError:
+            data, control = b"", []
+        if data != runner.READY:
+            raise await self._explain(parts, errors)
+        pid = next(_CREDENTIALS.unpack(body)[0] for _, kind, body in control if kind == socket.SCM_CREDENTIALS)
+        parts.pidfd = os.pidfd_open(pid)
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 0)
+
+    async def _explain(self, parts: _Parts, errors: int) -> SandboxUnavailable:
+        """Say why bubblewrap ended before the runner was ready, with what it wrote and what can be done."""
+        if parts.child is not None:
+            with anyio.move_on_after(_END_SECONDS):
+                await parts.child.exited.wait()
+        with contextlib.suppress(BlockingIOError):
+            text = os.read(errors, _ERRORS_BYTES).decode(errors="replace").strip()
+            return SandboxUnavailable(f"bubblewrap: {text or 'ended without a word'}", remedy_for(text))
+        return SandboxUnavailable("bubblewrap ended without a word")
+
+    def _find_host(self) -> _Host:
+        if self._host is None:
+            groups = Groups({}, 1) if self._rlimits_only else find_groups(self._instance)
+            self._host = _Host(
+                tools=bwrap.find_tools(), groups=groups, seccomp=seccomp_filter(),
+                runner=Path(runner.__file__).read_bytes(), links=bwrap.system_links(), etc=bwrap.shown_etc())
+            groups.sweep()
+        return self._host
+
+    def _not_enforced(self, host: _Host) -> tuple[str, ...]:
+        missing = host.groups.not_enforced
+        if "pids" not in host.groups.controllers and not nproc_is_per_namespace():
+            missing = ("processes: not limited", *missing)
+        return missing
+
+    def forget(self, session_id: str) -> None:
+        self._open.pop(session_id, None)
+        self._workspaces.release(session_id)
+
+    async def destroy(self, session_id: str) -> None:
+        """Remove the session's folders; an open sandbox over them is ended first."""
+        sandbox = self._open.get(session_id)
+        if sandbox is not None:
+            await sandbox.aclose()
+        with anyio.CancelScope(shield=True):
+            await anyio.to_thread.run_sync(self._workspaces.destroy, session_id)
+
+    async def aclose(self) -> None:
+        for sandbox in tuple(self._open.values()):
+            await sandbox.aclose()
+        await self.launching.aclose()
+        if self._host is not None:
+            await anyio.to_thread.run_sync(self._host.groups.close)
+
+
+class _Stage:
+    """Where host paths are for a sandbox's uid: below a folder that the launcher covers, or where they are."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+        self.sources: list[tuple[str, Path]] = []
+
+    def show(self, path: Path) -> str:
+        return self._put(str(len(self.sources)), path)
+
+    def program(self, program: Path) -> str:
+        """Show bubblewrap with the libraries of its wheel, which it looks for beside its package."""
+        package = program.parent.parent
+        libraries = package.with_name(f"{package.name}.libs")
+        if not libraries.is_dir():
+            return str(program) if program.is_relative_to("/usr") else self.show(program)
+        self._put(libraries.name, libraries)
+        return f"{self._put(package.name, package)}/{program.parent.name}/{program.name}"
+
+    def _put(self, name: str, path: Path) -> str:
+        if not self.folder:
+            return str(path)
+        self.sources.append((name, path.resolve()))
+        return f"{self.folder}/{name}"
+
+
+def _stage_folder() -> str:
+    return next(folder for folder in _STAGES if Path(folder).is_dir())
+
+
+@contextlib.contextmanager
+def _memfd(data: bytes) -> Iterator[int]:
+    """A sealed descriptor with some bytes, at their start."""
+    fd = os.memfd_create("sandgate", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        view = memoryview(data)
+        while view:
+            view = view[os.write(fd, view) :]
+        os.lseek(fd, 0, os.SEEK_SET)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS,
+                    fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE)
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _arguments_data(arguments: list[str]) -> bytes:
+    return b"".join(os.fsencode(word) + b"\0" for word in arguments)
+
+
+def _settings(limits: Limits, groups: Groups) -> Iterator[bytes]:
+    yield b"core=0"
+    yield b"nofile=%d" % limits.open_files
+    yield b"fsize=%d" % limits.workspace_size
+    if "pids" not in groups.controllers and nproc_is_per_namespace():
+        yield b"nproc=%d" % (limits.processes + RUNNER_PROCESSES)
+    if "memory" not in groups.controllers:
+        yield b"data=%d" % limits.memory
+
+
+def nproc_is_per_namespace(release: str | None = None) -> bool:
+    """Whether RLIMIT_NPROC, set inside a user namespace, counts only that namespace's processes (Linux >= 5.14)."""
+    words = (release or platform.release()).replace("-", ".").split(".")
+    try:
+        return (int(words[0]), int(words[1])) >= _NPROC_IN_NAMESPACE
+    except (IndexError, ValueError):
+        return False
+
+
+def remedy_for(text: str, sysctl: Path = Path("/proc/sys")) -> str:
+    """Say what helps against an error of bubblewrap, from its words and the kernel's settings."""
+    if _setting(sysctl / "kernel/apparmor_restrict_unprivileged_userns") == "1":
+        return ("AppArmor forbids user namespaces: sysctl kernel.apparmor_restrict_unprivileged_userns=0, or an AppArmor "
+                "profile for bubblewrap with `userns,`")
+    if _setting(sysctl / "user/max_user_namespaces") == "0":
+        return "user namespaces are off: sysctl user.max_user_namespaces=15000"
+    if _setting(sysctl / "kernel/unprivileged_userns_clone") == "0":
+        return "user namespaces are off: sysctl kernel.unprivileged_userns_clone=1"
+    if "execvp" in text:
+        return "the gateway's Python must be readable for every user, with the folders above it"
+    if "unshare" in text or "mount" in text.lower():
+        return "as root the gateway needs CAP_SYS_ADMIN; run it as an ordinary user instead"
+    if "namespace" in text or "uid map" in text:
+        return "allow user namespaces (in a container: its seccomp profile), or use kind = \"docker\""
+    return ""
+
+
+def _setting(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""
+
+

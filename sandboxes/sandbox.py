@@ -1,0 +1,276 @@
+"""The interface of a sandbox: processes, and four file primitives. Everything else is built above it."""
+
+import contextlib
+import time
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterable, AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Literal, Protocol, Self
+
+import anyio
+from anyio.abc import ByteReceiveStream, ByteSendStream
+
+WORKSPACE: Final = "/workspace"
+HOME: Final = "/home/agent"
+CHUNK_BYTES: Final = 256 * 1024
+_SOON_SECONDS: Final = 0.003
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one sandbox may use; sizes in bytes."""
+
+    memory: int = 1 << 30
+    cpus: float = 1.0
+    processes: int = 128
+    open_files: int = 1024
+    workspace_size: int = 512 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Whether a kind works here. `not_enforced` names each promised limit or defence that this machine cannot give."""
+
+    kind: str
+    works: bool
+    reason: str = ""
+    remedy: str = ""
+    not_enforced: tuple[str, ...] = ()
+    facts: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxSpec:
+    """What to open. `session_id` is `[A-Za-z0-9-]`, unique while the workspace lives; `read_only` are host paths
+    that the operator shows inside at the same place."""
+
+    session_id: str
+    limits: Limits = Limits()
+    env: Mapping[str, str] = field(default_factory=dict)
+    read_only: tuple[Path, ...] = ()
+
+
+class Sink(Protocol):
+    """Takes one stream's bytes as they come; a slow sink slows the program, nothing is buffered for it."""
+
+    async def write(self, chunk: bytes) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """How a program ended. `how` is `signal` with code 0 where no status was seen (its slot was killed).
+
+    `oom` and `pids` mean: the kernel counted such an event meanwhile **and** the program's own status fits it
+    (channel-facts 7); with several calls at once the reason is only probable. `killed` counts the processes that
+    the program had left behind and that were ended with it.
+    """
+
+    how: Literal["exit", "signal", "oom", "pids"]
+    code: int
+    killed: int = 0
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ExecResult:
+    """How one command ended: `timed_out` is told apart from the signal that ended it."""
+
+    exit: Exit
+    timed_out: bool
+    duration_seconds: float
+
+
+class Process(ABC):
+    """A started program: its three streams, and its end. Leaving it (`aclose`) kills what is left of its tree."""
+
+    stdin: ByteSendStream
+    stdout: ByteReceiveStream
+    stderr: ByteReceiveStream
+
+    @abstractmethod
+    async def wait(self) -> Exit:
+        """Return when the program **and everything it started** is dead.
+
+        Raises SandboxLost where the sandbox died first.
+        """
+
+    @abstractmethod
+    async def kill(self) -> None:
+        """End the whole process tree with SIGKILL; `wait` then returns within 2 seconds or raises SandboxLost."""
+
+    @abstractmethod
+    async def aclose(self) -> None:
+        """Kill if running, close the streams. Safe to call twice and under cancellation."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                        trace: TracebackType | None) -> None:
+        await self.aclose()
+
+
+FileKind = Literal["file", "directory", "symlink", "other"]
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One entry of a listing; `path` is relative to the listed folder, bytes that are not UTF-8 as surrogates."""
+
+    path: str
+    kind: FileKind
+    size: int
+    mode: int
+    modified: float
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """Entries in name order; `complete` is False where a cap (entries, depth, time) ended it."""
+
+    entries: tuple[Entry, ...]
+    complete: bool
+
+
+class Sandbox(ABC):
+    """A live sandbox. Calls may run at the same time; every method raises SandboxLost once it is dead.
+
+    Paths are POSIX, absolute or relative to `/workspace`, and must end below `/workspace`, `/home/agent` or `/tmp`;
+    anything else is FileRefused `invalid_path`. File operations run inside, as the sandbox's user.
+    """
+
+    kind: str
+    session_id: str
+    restored: bool
+    """Whether the workspace was there before this sandbox was opened."""
+    channel: str = "direct"
+    not_enforced: tuple[str, ...] = ()
+    workspace: str = WORKSPACE
+    is_executable: bool = True
+
+    @abstractmethod
+    async def start(self, argv: Sequence[str], *, cwd: str = WORKSPACE, env: Mapping[str, str] | None = None,
+                    stdin: bool = False) -> Process:
+        """Start a program in a session of its own; `env` is added to the sandbox's.
+
+        Without `stdin` the program reads end of file at once. Raises CommandRefused (no such program, arguments too
+        long: 128 KiB for one, about 2 MB for all with the environment), FileRefused where `cwd` is not a folder of
+        the sandbox.
+        """
+
+    @abstractmethod
+    def read(self, path: str, start: int = 0, end: int | None = None, *, follow: bool = True) -> AsyncIterator[bytes]:
+        """Yield the bytes `start..end` of a regular file. Links are followed only within the three roots; with
+        `follow=False` a link anywhere in the path is refused."""
+
+    @abstractmethod
+    async def write(self, path: str, chunks: AsyncIterable[bytes] | bytes, *, mode: int = 0o644) -> int:
+        """Write a file whole or not at all (temporary name, then rename); parents are made; returns its size.
+
+        A link in the path of the parents is refused, a link at the name itself is replaced. Set-uid, set-gid and
+        sticky bits of `mode` are dropped.
+        """
+
+    @abstractmethod
+    async def list(self, path: str = WORKSPACE, *, recursive: bool = False, max_entries: int = 100_000) -> Listing:
+        """List a folder; links are shown, never followed. A file lists itself, with the path `.`."""
+
+    @abstractmethod
+    async def remove(self, path: str, *, recursive: bool = False) -> None:
+        """Remove a file, a link itself, or a folder (with all in it only if `recursive`). Missing is `missing_file`."""
+
+    @abstractmethod
+    async def aclose(self) -> None:
+        """End every process and free what the sandbox held; the workspace stays for `SandboxKind.destroy`."""
+
+    @property
+    @abstractmethod
+    def alive(self) -> bool:
+        """Whether the sandbox could still be used when last looked at."""
+
+    async def exec(self, argv: Sequence[str], *, stdout: Sink, stderr: Sink, cwd: str = WORKSPACE,
+                   env: Mapping[str, str] | None = None, stdin: bytes = b"",
+                   timeout_seconds: float | None = None) -> ExecResult:
+        """Run a program to its end and that of everything it started; on timeout or cancellation the tree is killed.
+
+        Output up to that moment has reached the sinks when this returns.
+        """
+        started = time.monotonic()
+        async with await self.start(argv, cwd=cwd, env=env, stdin=bool(stdin)) as process:
+            end, timed_out = None, False
+            if not stdin and (timeout_seconds is None or timeout_seconds > _SOON_SECONDS):
+                end = await _end_soon(process)
+            if end is None:
+                end, timed_out = await _run(process, stdin, timeout_seconds, stdout, stderr)
+            else:
+                await _copy(process.stdout, stdout)
+                await _copy(process.stderr, stderr)
+        return ExecResult(end, timed_out, time.monotonic() - started)
+
+
+async def _end_soon(process: Process) -> Exit | None:
+    """Wait a moment without reading: most programs end while their output still fits the pipes, and one wake-up
+    for all three is a quarter cheaper than one for each."""
+    with anyio.move_on_after(_SOON_SECONDS):
+        return await process.wait()
+    return None
+
+
+async def _run(process: Process, stdin: bytes, timeout_seconds: float | None, stdout: Sink,
+               stderr: Sink) -> tuple[Exit, bool]:
+    try:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(_copy, process.stdout, stdout)
+            tasks.start_soon(_copy, process.stderr, stderr)
+            if stdin:
+                tasks.start_soon(_feed, process.stdin, stdin)
+            with anyio.move_on_after(timeout_seconds) as limit:
+                return await process.wait(), False
+            await process.kill()
+            return await process.wait(), limit.cancelled_caught
+    except BaseExceptionGroup as group:
+        raise _only(group) from None
+
+
+async def _copy(stream: ByteReceiveStream, sink: Sink) -> None:
+    with contextlib.suppress(anyio.EndOfStream):
+        while True:
+            await sink.write(await stream.receive(CHUNK_BYTES))
+
+
+async def _feed(stream: ByteSendStream, data: bytes) -> None:
+    with contextlib.suppress(anyio.BrokenResourceError):  # the program does not want to read it all
+        await stream.send(data)
+    await stream.aclose()
+
+
+def _only(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The one error of a group, as itself: a sink's error is its caller's, SandboxLost is ours."""
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    return error
+
+
+class SandboxKind(ABC):
+    """Opens sandboxes of one kind on this machine."""
+
+    name: str
+
+    @abstractmethod
+    async def probe(self) -> Probe:
+        """Try the kind for real (cheaply); the answer is what `doctor`, `/readyz` and sessions show."""
+
+    @abstractmethod
+    async def open(self, spec: SandboxSpec) -> Sandbox:
+        """Open a sandbox over the session's workspace, made where missing. Raises SandboxUnavailable."""
+
+    @abstractmethod
+    async def destroy(self, session_id: str) -> None:
+        """Remove the session's workspace, whatever its owner made of it; verified; nothing there is fine."""
+
+    @abstractmethod
+    async def aclose(self) -> None:
+        """End all sandboxes of this kind that are still open."""

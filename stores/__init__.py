@@ -1,0 +1,61 @@
+"""Where results are kept: named bytes over any fsspec file system, results of sessions, and what replaces them."""
+
+from stores.backend import StoredKey, StoredObject
+from stores.errors import (
+    AlreadyExists,
+    KeyRefused,
+    NotFound,
+    PatternRefused,
+    QuotaExceeded,
+    StoreError,
+    StoreUnavailable,
+)
+from stores.grep import GrepLine, GrepPage
+from stores.keys import check_key, file_key, result_key
+from stores.lines import LinesPage
+from stores.pointer import escape, pointer, preview
+from stores.policies import (
+    AlwaysOffload,
+    Measured,
+    NeverOffload,
+    OffloadOverBytes,
+    OffloadOverChars,
+    OffloadOverLines,
+    OffloadPolicy,
+    ResultSize,
+)
+from stores.results import ResultStore, StoredResult
+from stores.store import Probe, Store
+
+__all__ = [
+    "AlreadyExists",
+    "AlwaysOffload",
+    "GrepLine",
+    "GrepPage",
+    "KeyRefused",
+    "LinesPage",
+    "Measured",
+    "NeverOffload",
+    "NotFound",
+    "OffloadOverBytes",
+    "OffloadOverChars",
+    "OffloadOverLines",
+    "OffloadPolicy",
+    "PatternRefused",
+    "Probe",
+    "QuotaExceeded",
+    "ResultSize",
+    "ResultStore",
+    "Store",
+    "StoreError",
+    "StoreUnavailable",
+    "StoredKey",
+    "StoredObject",
+    "StoredResult",
+    "check_key",
+    "escape",
+    "file_key",
+    "pointer",
+    "preview",
+    "result_key",
+]

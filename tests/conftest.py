@@ -1,0 +1,39 @@
+"""What every test may use, and the rule for tests whose engine is missing: skipped with the reason, or failed where
+`SANDGATE_TEST_REQUIRE` names it."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.engines import missing
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture(autouse=True)
+def no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The developer's own SANDGATE_* variables are not the tests'."""
+    for name in list(os.environ):
+        if name.startswith("SANDGATE_") and not name.startswith("SANDGATE_TEST_"):
+            monkeypatch.delenv(name)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    for mark in item.iter_markers("needs"):
+        for engine in mark.args:
+            reason = missing(engine)
+            if reason is None:
+                continue
+            if engine in os.environ.get("SANDGATE_TEST_REQUIRE", "").split(","):
+                pytest.fail(f"{engine} is required and does not work here: {reason}", pytrace=False)
+            pytest.skip(f"{engine} does not work here: {reason}")
+
+
+@pytest.fixture
+def state_dir(tmp_path: Path) -> Path:
+    """A folder for a gateway's state."""
+    return tmp_path / "state"

@@ -1,0 +1,534 @@
+"""What every sandbox kind must do. Subclass `SandboxConformance`, give it a `sandbox` fixture, and run it.
+
+    class TestMine(SandboxConformance):
+        @pytest.fixture
+        async def sandbox(self, tmp_path):
+            kind = MyKind(tmp_path)
+            sandbox = await kind.open(SandboxSpec("conformance"))
+            yield sandbox
+            await kind.aclose()
+
+The sandbox needs `sh` and the usual small programs inside, and no network.
+"""
+
+import os
+import time
+from collections.abc import AsyncIterator
+
+import anyio
+import pytest
+
+from sandboxes import CommandRefused, Exit, FileCode, FileRefused, Sandbox
+from tests.sandboxes.support import SIGKILL, host_processes, read, run, sh
+
+OK = Exit("exit", 0)
+
+
+class FailingSink:
+    async def write(self, chunk: bytes) -> None:
+        raise RuntimeError("the sink is full")
+
+
+class SlowSink:
+    def __init__(self) -> None:
+        self.total = 0
+
+    async def write(self, chunk: bytes) -> None:
+        await anyio.sleep(0.01)
+        self.total += len(chunk)
+
+
+async def refusal(awaitable: object) -> FileCode:
+    with pytest.raises(FileRefused) as refused:
+        await awaitable  # type: ignore[misc]
+    return refused.value.code
+
+
+@pytest.mark.anyio
+class SandboxConformance:
+    """The suite. Each test has a sandbox of its own."""
+
+    @pytest.fixture
+    def sandbox(self) -> Sandbox:
+        raise NotImplementedError("give the suite a sandbox")
+
+    # --- programs
+
+    async def test_exec_returns_output_and_code(self, sandbox: Sandbox) -> None:
+        ran = await sh(sandbox, "echo out; echo err >&2; exit 7")
+        assert (ran.exit, ran.out, ran.err, ran.timed_out) == (Exit("exit", 7), b"out\n", b"err\n", False)
+
+    async def test_exec_tells_a_signal_from_a_code(self, sandbox: Sandbox) -> None:
+        assert (await sh(sandbox, "kill -TERM $$")).exit == Exit("signal", 15)
+        assert (await sh(sandbox, "exit 143")).exit == Exit("exit", 143)
+
+    async def test_arguments_arrive_as_they_are(self, sandbox: Sandbox) -> None:
+        """A30: newline, quotes, leading dash, empty, bytes that are not UTF-8; no shell effect."""
+        words = ["a b", "", "-n", "*", "$(id)", "it's", "two\nlines", "\udcff\udc00"[:1], "ä"]
+        ran = await run(sandbox, "printf", r"%s\0", *words)
+        assert ran.out.split(b"\0")[:-1] == [os.fsencode(word) for word in words]
+
+    async def test_environment_is_only_ours(self, sandbox: Sandbox) -> None:
+        """A12, K20: what the gateway has in its environment is not inside; what a call brings is, once."""
+        os.environ["SANDGATE_TEST_CANARY"] = "canary-value"
+        try:
+            ran = await run(sandbox, "env", env={"GREETING": "hello world"})
+            after = await run(sandbox, "env")
+        finally:
+            del os.environ["SANDGATE_TEST_CANARY"]
+        assert "GREETING=hello world" in ran.text.splitlines()
+        assert "GREETING" not in after.text
+        assert "canary" not in ran.text
+        assert "HOME=/home/agent" in ran.text
+
+    @pytest.mark.parametrize("cwd", ["/workspace/sub", "sub", "/home/agent", "/tmp"])
+    async def test_cwd_is_where_it_runs(self, sandbox: Sandbox, cwd: str) -> None:
+        await sh(sandbox, "mkdir sub")
+        expected = "/workspace/sub" if cwd == "sub" else cwd
+        assert (await run(sandbox, "pwd", cwd=cwd)).text == f"{expected}\n"
+
+    @pytest.mark.parametrize("cwd", ["/", "..", "/etc", "/workspace/../etc", "link"])
+    async def test_cwd_outside_is_refused(self, sandbox: Sandbox, cwd: str) -> None:
+        """A12: the folder of a call stays in the sandbox's own places, links included."""
+        await sh(sandbox, "ln -s /etc link")
+        assert await refusal(run(sandbox, "pwd", cwd=cwd)) == "invalid_path"
+
+    async def test_cwd_missing_is_refused(self, sandbox: Sandbox) -> None:
+        assert await refusal(run(sandbox, "pwd", cwd="nowhere")) == "missing_file"
+
+    @pytest.mark.parametrize(("argv", "code"), [
+        (["no-such-program-anywhere"], "ENOENT"),
+        (["/workspace/plain"], "EACCES"),
+        (["/workspace"], "EACCES"),
+        ([], "EINVAL"),
+        (["echo", "a\0b"], "EINVAL"),
+        (["echo", "x" * 131_072], "E2BIG"),
+        (["echo", *(["x" * 100_000] * 30)], "E2BIG"),
+    ])
+    async def test_a_program_that_cannot_start_is_refused(self, sandbox: Sandbox, argv: list[str], code: str) -> None:
+        await sandbox.write("plain", b"just text")
+        with pytest.raises(CommandRefused) as refused:
+            await run(sandbox, *argv)
+        assert refused.value.code == code
+        assert (await sh(sandbox, "echo on")).text == "on\n"
+
+    async def test_long_arguments_pass(self, sandbox: Sandbox) -> None:
+        words = ["x" * 100_000] * 18
+        ran = await run(sandbox, "sh", "-c", 'echo $#', "sh", *words)
+        assert ran.text == "18\n"
+
+    async def test_stdin_is_empty_where_none_is_given(self, sandbox: Sandbox) -> None:
+        """R13: tools that wait for input do not hang."""
+        ran = await run(sandbox, "cat", timeout=5)
+        assert (ran.exit, ran.out, ran.timed_out) == (OK, b"", False)
+
+    async def test_stdin_arrives_whole(self, sandbox: Sandbox) -> None:
+        """A24, first half: more than any pipe holds."""
+        data = os.urandom(3 << 20)
+        assert (await run(sandbox, "cat", stdin=data, max_bytes=4 << 20)).out == data
+
+    async def test_stdin_that_nobody_reads_does_not_hang(self, sandbox: Sandbox) -> None:
+        """A24, second half."""
+        ran = await run(sandbox, "true", stdin=b"x" * (100 << 20), timeout=10)
+        assert (ran.exit, ran.timed_out) == (OK, False)
+
+    async def test_heredocs_and_quotes_work(self, sandbox: Sandbox) -> None:
+        """R10."""
+        ran = await sh(sandbox, "cat <<'EOF'\n\"$HOME\" 'x' `y`\nEOF\n")
+        assert ran.text == "\"$HOME\" 'x' `y`\n"
+
+    @pytest.mark.parametrize("size", [1, 65_535, 65_536, 65_537, 262_145, 8 << 20])
+    async def test_output_of_any_size_arrives_on_both_streams(self, sandbox: Sandbox, size: int) -> None:
+        """R19."""
+        ran = await sh(sandbox, f"head -c {size} /dev/zero & head -c {size} /dev/zero >&2; wait")
+        assert ran.exit == OK
+        whole = await run(sandbox, "sh", "-c", f"head -c {size} /dev/zero & head -c {size} /dev/zero >&2; wait",
+                          max_bytes=size)
+        assert (len(whole.out), len(whole.err)) == (size, size)
+
+    async def test_output_bytes_are_not_changed(self, sandbox: Sandbox) -> None:
+        """R21, R22: output is bytes; what is not UTF-8 passes."""
+        data = bytes(range(256)) * 40 + "ä€😀".encode() * 3000
+        await sandbox.write("bytes", data)
+        assert (await run(sandbox, "cat", "bytes")).out == data
+
+    async def test_output_flood_is_counted_and_bounded(self, sandbox: Sandbox) -> None:
+        """A19: 1 GB of output, 1 MB kept, fast, and no memory for it."""
+        import resource
+
+        from sandboxes import Capture
+
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        out = Capture(1 << 20)
+        result = await sandbox.exec(["head", "-c", "1000000000", "/dev/zero"], stdout=out, stderr=out,
+                                    timeout_seconds=30)
+        grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+        assert (result.exit, out.total, out.truncated) == (OK, 1_000_000_000, True)
+        assert grown < 64 * 1024
+
+    async def test_a_slow_sink_slows_the_program(self, sandbox: Sandbox) -> None:
+        sink = SlowSink()
+        await sandbox.exec(["head", "-c", "3000000", "/dev/zero"], stdout=sink, stderr=sink, timeout_seconds=30)
+        assert sink.total == 3_000_000
+
+    async def test_an_error_of_the_sink_is_raised_as_itself(self, sandbox: Sandbox) -> None:
+        with pytest.raises(RuntimeError, match="the sink is full"):
+            await sandbox.exec(["sh", "-c", "echo; sleep 30"], stdout=FailingSink(), stderr=FailingSink())
+        assert (await sh(sandbox, "echo on")).text == "on\n"
+
+    async def test_a_process_can_be_talked_to(self, sandbox: Sandbox) -> None:
+        async with await sandbox.start(["cat"], stdin=True) as process:
+            await process.stdin.send(b"one")
+            assert await process.stdout.receive() == b"one"
+            await process.stdin.aclose()
+            assert await process.wait() == OK
+            with pytest.raises(anyio.EndOfStream):
+                await process.stdout.receive()
+
+    async def test_a_process_that_is_left_is_dead(self, sandbox: Sandbox) -> None:
+        async with await sandbox.start(["sleep", "300.111"]) as process:
+            pass
+        assert host_processes("300.111") == []
+        await process.aclose()
+
+    async def test_kill_ends_the_tree(self, sandbox: Sandbox) -> None:
+        async with await sandbox.start(["sh", "-c", "sleep 300.112 & sleep 300.112"]) as process:
+            await process.kill()
+            end = await process.wait()
+        assert (end.how, end.code) == ("signal", SIGKILL)
+        assert host_processes("300.112") == []
+
+    # --- time and left-overs
+
+    async def test_timeout_keeps_what_was_printed(self, sandbox: Sandbox) -> None:
+        """A20, R26: partial output, in time."""
+        started = time.monotonic()
+        ran = await sh(sandbox, "while :; do echo x; sleep 0.2; done", timeout=1)
+        assert ran.timed_out
+        assert ran.exit.code == SIGKILL
+        assert ran.text.startswith("x\nx\n")
+        assert time.monotonic() - started < 3
+
+    async def test_timeout_ends_a_loop(self, sandbox: Sandbox) -> None:
+        """R01: what burnt CPU is gone."""
+        ran = await run(sandbox, "sh", "-c", "while :; do :; done", "loop-R01", timeout=0.5)
+        assert ran.timed_out
+        assert host_processes("loop-R01") == []
+
+    async def test_timeout_ends_what_ignores_term(self, sandbox: Sandbox) -> None:
+        """A21, R02: a program that ignores TERM, with children that do too."""
+        script = "trap '' TERM HUP INT; sh -c \"trap '' TERM; sleep 300.121\" & sleep 300.121; sleep 300.121"
+        ran = await sh(sandbox, script, timeout=0.5)
+        assert ran.timed_out
+        assert ran.seconds < 2.6
+        assert host_processes("300.121") == []
+
+    async def test_timeout_ends_the_children_of_a_shell(self, sandbox: Sandbox) -> None:
+        """R03, R04: not only the leader dies."""
+        ran = await sh(sandbox, "setsid sleep 300.104 & sleep 300.104 & wait", timeout=0.05)
+        assert ran.timed_out
+        assert host_processes("300.104") == []
+
+    async def test_daemons_die_with_their_call(self, sandbox: Sandbox) -> None:
+        """A22, R08: setsid, double fork, nohup; at a normal end."""
+        script = ("setsid sh -c 'setsid sleep 300.122 >/dev/null 2>&1 & exit' >/dev/null 2>&1; "
+                  "nohup sleep 300.122 >/dev/null 2>&1 & (sleep 300.122 &) ; env -i setsid sleep 300.122 & exit 3")
+        ran = await sh(sandbox, script)
+        assert (ran.exit.how, ran.exit.code) == ("exit", 3)
+        assert ran.exit.killed >= 3
+        assert host_processes("300.122") == []
+
+    async def test_a_child_that_holds_stdout_does_not_hold_the_call(self, sandbox: Sandbox) -> None:
+        """A23, R05, R06."""
+        ran = await sh(sandbox, "echo done; sleep 300.123 & exit 0", timeout=10)
+        assert (ran.text, ran.exit.code, ran.timed_out) == ("done\n", 0, False)
+        assert ran.seconds < 1.5
+        assert host_processes("300.123") == []
+
+    async def test_a_timed_out_call_does_not_poison_the_next(self, sandbox: Sandbox) -> None:
+        """R11."""
+        for _ in range(5):
+            assert (await sh(sandbox, "sleep 300.111", timeout=0.05)).timed_out
+            assert (await sh(sandbox, "echo on")).text == "on\n"
+
+    async def test_cancellation_kills_the_tree(self, sandbox: Sandbox) -> None:
+        """R08: an exec can be stopped from outside, with its offspring."""
+        with anyio.move_on_after(0.2) as limit:
+            await sh(sandbox, "setsid nohup sleep 300.108 & sleep 300.108")
+        assert limit.cancelled_caught
+        assert host_processes("300.108") == []
+        assert (await sh(sandbox, "echo on")).text == "on\n"
+
+    async def test_calls_run_at_the_same_time_and_do_not_touch_each_other(self, sandbox: Sandbox) -> None:
+        texts: dict[int, str] = {}
+
+        async def one(number: int) -> None:
+            texts[number] = (await sh(sandbox, f"sleep 0.3; echo {number}")).text
+
+        started = time.monotonic()
+        async with anyio.create_task_group() as tasks:
+            for number in range(12):
+                tasks.start_soon(one, number)
+            tasks.start_soon(sh, sandbox, "setsid sleep 300.99 & sleep 300.99", 0.1)
+        assert texts == {number: f"{number}\n" for number in range(12)}
+        assert time.monotonic() - started < 3
+
+    async def test_zombies_are_reaped(self, sandbox: Sandbox) -> None:
+        """A25."""
+        ran = await sh(sandbox, "i=0; while [ $i -lt 300 ]; do (true &) ; i=$((i+1)); done; "
+                                "sleep 0.2; grep -l '^State:.Z' /proc/[0-9]*/status | wc -l")
+        assert ran.text.strip() == "0"
+
+    async def test_many_short_calls_leave_nothing(self, sandbox: Sandbox) -> None:
+        """A25, A26: descriptors of the gateway and processes of the sandbox stay where they were."""
+        count = "ls -d /proc/[0-9]* | wc -l"
+        for _ in range(3):
+            await sh(sandbox, count)
+        before, processes = len(os.listdir("/proc/self/fd")), (await sh(sandbox, count)).text
+        for _ in range(60):
+            await sh(sandbox, "exit 1")
+        assert len(os.listdir("/proc/self/fd")) == before
+        assert (await sh(sandbox, count)).text == processes
+
+    async def test_descriptor_exhaustion_stays_inside(self, sandbox: Sandbox) -> None:
+        """A26."""
+        ran = await sh(sandbox, "ulimit -n")
+        assert int(ran.text) == 1024
+
+    # --- files
+
+    async def test_write_then_read_gives_the_same_bytes(self, sandbox: Sandbox) -> None:
+        data = os.urandom(1_000_003)
+        assert await sandbox.write("a/b/c.bin", data) == len(data)
+        assert await read(sandbox, "/workspace/a/b/c.bin") == data
+        assert await read(sandbox, "a/b/c.bin", 10, 20) == data[10:20]
+        assert await read(sandbox, "a/b/c.bin", 999_999, 10**9) == data[999_999:]
+        assert await read(sandbox, "a/b/c.bin", 5, 3) == b""
+        assert (await run(sandbox, "wc", "-c", "a/b/c.bin")).text.split()[0] == str(len(data))
+
+    async def test_write_takes_a_stream(self, sandbox: Sandbox) -> None:
+        async def chunks() -> AsyncIterator[bytes]:
+            for _ in range(50):
+                yield b"x" * 65_536
+            yield b""
+
+        assert await sandbox.write("big", chunks()) == 50 * 65_536
+
+    async def test_write_that_breaks_leaves_no_file(self, sandbox: Sandbox) -> None:
+        """A cancelled upload never becomes half a file, and leaves no rest."""
+        async def chunks() -> AsyncIterator[bytes]:
+            yield b"half"
+            raise RuntimeError("the client is gone")
+
+        await sandbox.write("there", b"old")
+        for path in ("new", "there"):
+            with pytest.raises(RuntimeError):
+                await sandbox.write(path, chunks())
+        assert [entry.path for entry in (await sandbox.list()).entries] == ["there"]
+        assert await read(sandbox, "there") == b"old"
+
+    async def test_write_that_is_cancelled_leaves_no_file(self, sandbox: Sandbox) -> None:
+        async def chunks() -> AsyncIterator[bytes]:
+            yield b"half"
+            await anyio.sleep_forever()
+
+        with anyio.move_on_after(0.1):
+            await sandbox.write("new", chunks())
+        assert (await sandbox.list()).entries == ()
+
+    @pytest.mark.parametrize("mode", [0o644, 0o600, 0o755, 0o4755, 0o2777, 0o1777])
+    async def test_write_drops_set_uid_bits(self, sandbox: Sandbox, mode: int) -> None:
+        """A32."""
+        await sandbox.write("file", b"", mode=mode)
+        (entry,) = (await sandbox.list("file")).entries
+        assert (entry.path, entry.mode) == (".", mode & 0o777)
+
+    async def test_write_replaces_a_link_and_not_its_target(self, sandbox: Sandbox) -> None:
+        await sandbox.write("target", b"old")
+        await sh(sandbox, "ln -s target link")
+        await sandbox.write("link", b"new")
+        assert await read(sandbox, "target") == b"old"
+        assert [entry.kind for entry in (await sandbox.list()).entries] == ["file", "file"]
+
+    async def test_write_through_a_link_is_refused(self, sandbox: Sandbox) -> None:
+        """A37: a link in the workspace leads no seed elsewhere."""
+        await sh(sandbox, "mkdir real; ln -s real inside; ln -s /tmp out")
+        assert await refusal(sandbox.write("out/x", b"")) == "invalid_path"
+        assert await refusal(sandbox.write("inside/x", b"")) == "invalid_path"
+
+    @pytest.mark.parametrize("path", ["..", "/", "/etc/passwd", "../x", "/workspace/../etc/passwd", "/workspaceX/a",
+                                      "a\0b", "/proc/self/environ", "/dev/null", "/usr/bin/env"])
+    async def test_paths_outside_are_refused(self, sandbox: Sandbox, path: str) -> None:
+        """A36, as far as it concerns a sandbox."""
+        assert await refusal(read(sandbox, path)) == "invalid_path"
+        assert await refusal(sandbox.write(path, b"")) == "invalid_path"
+        assert await refusal(sandbox.list(path)) == "invalid_path"
+        assert await refusal(sandbox.remove(path)) == "invalid_path"
+
+    async def test_paths_are_tidied(self, sandbox: Sandbox) -> None:
+        await sandbox.write("//workspace/./a//b/../c", b"1")
+        assert await read(sandbox, "a/c") == b"1"
+
+    @pytest.mark.parametrize("path", ["", "/workspace", "folder"])
+    async def test_folders_are_not_files(self, sandbox: Sandbox, path: str) -> None:
+        await sh(sandbox, "mkdir folder")
+        assert await refusal(read(sandbox, path)) == "invalid_path"
+        assert await refusal(sandbox.write(path, b"")) == "invalid_path"
+
+    async def test_missing_files_are_told(self, sandbox: Sandbox) -> None:
+        assert await refusal(read(sandbox, "nothing")) == "missing_file"
+        assert await refusal(read(sandbox, "no/thing")) == "missing_file"
+        assert await refusal(sandbox.list("nothing")) == "missing_file"
+        assert await refusal(sandbox.remove("nothing")) == "missing_file"
+
+    async def test_links_are_followed_only_inside(self, sandbox: Sandbox) -> None:
+        """A27: absolute, relative, chained, looping, dangling."""
+        await sandbox.write("d/file", b"text")
+        await sh(sandbox, "ln -s d/file relative; ln -s /workspace/d/file absolute; ln -s relative chained; "
+                          "ln -s ../../d/./file d/up; ln -s /home/agent home; echo home > home/f; ln -s d folder; "
+                          "ln -s /etc/passwd etc; ln -s ../../../etc/passwd above; ln -s etc chained-out; "
+                          "ln -s /proc/self/environ proc; ln -s loop loop; ln -s nowhere dangling")
+        for path in ("relative", "absolute", "chained", "folder/file"):
+            assert await read(sandbox, path) == b"text"
+            assert await refusal(read(sandbox, path, follow=False)) == "invalid_path"
+        assert await read(sandbox, "home/f") == b"home\n"
+        assert await refusal(read(sandbox, "d/up")) in ("invalid_path", "missing_file")
+        for path in ("etc", "above", "chained-out", "proc", "loop"):
+            assert await refusal(read(sandbox, path)) == "invalid_path"
+        assert await refusal(read(sandbox, "dangling")) == "missing_file"
+        kinds = {entry.path: entry.kind for entry in (await sandbox.list()).entries}
+        assert kinds["etc"] == kinds["dangling"] == kinds["folder"] == "symlink"
+
+    async def test_links_upwards_work_inside(self, sandbox: Sandbox) -> None:
+        await sandbox.write("x/file", b"text")
+        await sh(sandbox, "mkdir -p y/z; ln -s ../../x/../x/file y/z/up; ln -s ../../home/agent/f y/other; "
+                          "echo f > /home/agent/f")
+        assert await read(sandbox, "y/z/up") == b"text"
+        assert await read(sandbox, "y/other") == b"f\n"
+
+    async def test_special_files_answer_at_once(self, sandbox: Sandbox) -> None:
+        """A28: FIFO, socket, and a link to a device."""
+        await sh(sandbox, "mkfifo fifo; ln -s /dev/zero zero")
+        with anyio.fail_after(1):
+            for path in ("fifo", "zero"):
+                assert await refusal(read(sandbox, path)) == "invalid_path"
+            assert await refusal(sandbox.write("fifo", b"")) == "invalid_path"
+        assert {entry.path: entry.kind for entry in (await sandbox.list()).entries} == {
+            "fifo": "other", "zero": "symlink"}
+
+    async def test_sparse_files_cost_what_is_asked(self, sandbox: Sandbox) -> None:
+        """A18: the listing tells the size, a read is bounded by its range."""
+        ran = await sh(sandbox, "truncate -s 400M sparse; ls")
+        assert ran.exit == OK
+        with anyio.fail_after(2):
+            assert await read(sandbox, "sparse", 0, 1 << 20) == bytes(1 << 20)
+            assert (await sandbox.list()).entries[0].size == 400 << 20
+
+    async def test_a_read_that_is_left_ends(self, sandbox: Sandbox) -> None:
+        await sh(sandbox, "truncate -s 400M sparse")
+        stream = sandbox.read("sparse")
+        assert await anext(stream)
+        with anyio.fail_after(2):
+            await stream.aclose()  # type: ignore[attr-defined]
+
+    async def test_names_survive(self, sandbox: Sandbox) -> None:
+        """A30: newline, leading dash, quotes, bidi, bytes that are not UTF-8."""
+        names = ["-rf", "a\nb", "it's \"q\"", "\u202etxt.exe", "\udcff\udcfe", "$(id)", "ä", " ", "*"]
+        for name in names:
+            await sandbox.write(name, os.fsencode(name))
+        entries = (await sandbox.list()).entries
+        assert sorted(os.fsencode(entry.path) for entry in entries) == sorted(map(os.fsencode, names))
+        for name in names:
+            assert await read(sandbox, name) == os.fsencode(name)
+            await sandbox.remove(name)
+        assert (await sandbox.list()).entries == ()
+
+    async def test_list_shows_names_kinds_sizes(self, sandbox: Sandbox) -> None:
+        await sandbox.write("b/two", b"22", mode=0o600)
+        await sandbox.write("a", b"1")
+        flat = await sandbox.list()
+        assert [(e.path, e.kind) for e in flat.entries] == [("a", "file"), ("b", "directory")]
+        deep = await sandbox.list("/workspace", recursive=True)
+        assert [(e.path, e.size, e.mode) for e in deep.entries if e.kind == "file"] == [
+            ("a", 1, 0o644), ("b/two", 2, 0o600)]
+        assert deep.complete
+        assert abs(deep.entries[0].modified - time.time()) < 60
+
+    async def test_list_stops_at_its_caps(self, sandbox: Sandbox) -> None:
+        """A31: many files, and deep folders, answer in time and say that they are not complete."""
+        await sh(sandbox, "mkdir many; cd many; seq 10000 | xargs touch")
+        with anyio.fail_after(10):
+            listing = await sandbox.list(recursive=True)
+            assert (len(listing.entries), listing.complete) == (10_001, True)
+            capped = await sandbox.list("many", max_entries=10)
+            assert (len(capped.entries), capped.complete) == (10, False)
+
+    async def test_deep_folders_are_no_trouble(self, sandbox: Sandbox) -> None:
+        """A31, A38: 2,000 levels: the listing stops at its depth, removal goes to the bottom."""
+        script = "mkdir top; cd top; i=0; while [ $i -lt 2000 ]; do mkdir d && cd -P d || exit; i=$((i+1)); done"
+        assert (await sh(sandbox, script)).exit == OK
+        listing = await sandbox.list(recursive=True)
+        assert (len(listing.entries), listing.complete) == (100, False)
+        await sandbox.remove("top", recursive=True)
+        assert (await sandbox.list()).entries == ()
+
+    async def test_closed_folders_do_not_break_a_listing(self, sandbox: Sandbox) -> None:
+        await sh(sandbox, "mkdir a b c; touch a/1 b/2 c/3; chmod 000 b")
+        listing = await sandbox.list(recursive=True)
+        assert [entry.path for entry in listing.entries] == ["a", "a/1", "b", "c", "c/3"]
+        assert not listing.complete
+        assert await refusal(read(sandbox, "b/2")) == "permission_denied"
+
+    async def test_remove_takes_one_thing(self, sandbox: Sandbox) -> None:
+        await sandbox.write("folder/file", b"")
+        await sh(sandbox, "ln -s folder link; mkdir empty; mkfifo fifo")
+        assert await refusal(sandbox.remove("folder")) == "invalid_path"
+        for path in ("link", "empty", "fifo"):
+            await sandbox.remove(path)
+        assert [entry.path for entry in (await sandbox.list()).entries] == ["folder"]
+        await sandbox.remove("folder", recursive=True)
+        assert await refusal(sandbox.remove("/workspace", recursive=True)) == "invalid_path"
+
+    async def test_remove_opens_closed_folders(self, sandbox: Sandbox) -> None:
+        """A38, from inside."""
+        await sh(sandbox, "mkdir -p t/a/b t/c; touch t/a/b/f t/c/g; chmod 000 t/a/b t/c; chmod 500 t/a; chmod 000 t")
+        await sandbox.remove("t", recursive=True)
+        assert (await sandbox.list()).entries == ()
+
+    async def test_file_operations_run_at_the_same_time(self, sandbox: Sandbox) -> None:
+        async def one(number: int) -> None:
+            data = str(number).encode() * 100_000
+            await sandbox.write(f"f{number}", data)
+            assert await read(sandbox, f"f{number}") == data
+
+        async with anyio.create_task_group() as tasks:
+            for number in range(12):
+                tasks.start_soon(one, number)
+        assert len((await sandbox.list()).entries) == 12
+
+    async def test_a_full_disk_is_told(self, sandbox: Sandbox) -> None:
+        """A16, as far as each kind can: /tmp is small everywhere."""
+        async def chunks() -> AsyncIterator[bytes]:
+            for _ in range(300):
+                yield b"x" * (1 << 20)
+
+        assert await refusal(sandbox.write("/tmp/big", chunks())) == "disk_full"
+        assert (await sandbox.list("/tmp")).entries == ()
+
+    # --- the end
+
+    async def test_closed_sandbox_is_lost(self, sandbox: Sandbox) -> None:
+        from sandboxes import SandboxLost
+
+        process = await sandbox.start(["sleep", "300.131"])
+        assert sandbox.alive
+        with anyio.fail_after(5):
+            await sandbox.aclose()
+            await sandbox.aclose()
+        assert not sandbox.alive
+        assert host_processes("300.131") == []
+        for attempt in (process.wait(), sh(sandbox, "true"), read(sandbox, "x"), sandbox.write("x", b""),
+                        sandbox.list(), sandbox.remove("x")):
+            with pytest.raises(SandboxLost):
+                await attempt
+        await process.aclose()
