@@ -172,7 +172,7 @@ def narrowed(limits: ProfileLimits, request: LimitsRequest | None) -> ProfileLim
     for name, value in asked.items():
         most = getattr(limits, name)
         if value > most:
-            raise Unprocessable(f"limits.{name}: {value:g} is wider than the profile's {most:g}")
+            raise Unprocessable(f"limits.{name}: {value:.15g} is wider than the profile's {most:.15g}")
     return limits.model_copy(update=asked)
 
 

@@ -19,8 +19,18 @@ from gateway.hooks.hook import HookContext
 from gateway.hooks.offload import Offload, Offloaded
 from gateway.journal import Journal, SessionRow, Terminal
 from gateway.models import (
-    STREAMS, CallRecord, CallRequest, CloseReport, DecisionRecord, Fault, OpenedSession, SessionRequest, SessionState,
-    Stream, ToolCall, ToolResult,
+    STREAMS,
+    CallRecord,
+    CallRequest,
+    CloseReport,
+    DecisionRecord,
+    Fault,
+    OpenedSession,
+    SessionRequest,
+    SessionState,
+    Stream,
+    ToolCall,
+    ToolResult,
 )
 from gateway.pipeline import HookBroken, Pipeline, Stopped, Trail
 from gateway.principals import Principal, digest, new_token
@@ -30,7 +40,16 @@ from gateway.sessions import RETRY_SECONDS, SandboxPlaces, Session, Sessions, ne
 from gateway.spool import Spool, SpoolFolder, Spools
 from gateway.toolbox import Toolbox
 from gateway.tools.tool import Outcome, Tool, ToolContext
-from sandboxes import CommandRefused, FileRefused, Probe, SandboxError, SandboxKind, SandboxLost, SandboxUnavailable, Sink
+from sandboxes import (
+    CommandRefused,
+    FileRefused,
+    Probe,
+    SandboxError,
+    SandboxKind,
+    SandboxLost,
+    SandboxUnavailable,
+    Sink,
+)
 from stores import ResultStore, StoreError
 
 logger = logging.getLogger(__name__)
@@ -178,7 +197,7 @@ class Gateway:
         self.sessions.check_room()
         now, token = time.time(), new_token("session")
         row = SessionRow(id=new_session_id(), token_sha256=digest(token), opened_by=principal.role,
-                         profile=request.profile, state="open", request=request.model_dump_json(), created=now,
+                         profile=request.profile, state="open", request=_stored(request), created=now,
                          last_used=now, expires=now + self.profiles.lifetime_seconds(request))
         session = self.profiles.session(row, request)
         await self._check_kind(session)
@@ -209,6 +228,8 @@ class Gateway:
             logger.error("session %s: %s", session.id, left.message)
         report = CloseReport(id=session.id, state="closed", reason=f"not opened: {type(error).__name__}")
         await self.journal.end_session(report, time.time())
+        session.close_report = report
+        session.closed.set()
         self.sessions.forget([session.id])
 
     async def close_session(self, session: Session, *, state: SessionState = "closed",
@@ -535,6 +556,13 @@ class Gateway:
     def _task_group(self) -> TaskGroup:
         assert self._tasks is not None  # inside run()
         return self._tasks
+
+
+def _stored(request: SessionRequest) -> str:
+    try:
+        return request.model_dump_json()
+    except ValueError as error:  # a lone surrogate: JSON can say it, nothing can keep it
+        raise Unprocessable("the request holds text that is no Unicode", "Send bytes as base64.") from error
 
 
 def _fingerprint(request: CallRequest) -> str:

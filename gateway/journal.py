@@ -93,10 +93,11 @@ class Earlier:
 def _in_thread(
     work: Callable[Concatenate["Journal", P], T],
 ) -> Callable[Concatenate["Journal", P], Coroutine[Any, Any, T]]:
-    @functools.wraps(work)
-    async def run(self: "Journal", *args: P.args, **kwargs: P.kwargs) -> T:
+    async def run(self: "Journal", /, *args: P.args, **kwargs: P.kwargs) -> T:
         return await anyio.to_thread.run_sync(
             functools.partial(self._transaction, work, *args, **kwargs), limiter=self._writer)
+
+    functools.update_wrapper(run, work)
 
     return run
 

@@ -68,7 +68,7 @@ class SessionResults:
             raise Unprocessable(error.message, error.remedy, code="invalid_pattern") from error
         return "".join(f"{line.number}:{line.text}\n" for line in page.lines), page.truncated
 
-    async def put(self, key: str, source: AsyncIterable[bytes], media_type: str, expires: float) -> ResultRow:
+    async def put(self, key: str, source: AsyncIterable[bytes] | bytes, media_type: str, expires: float) -> ResultRow:
         """Store something that no call printed (a collected file), and index it."""
         stored = await self.store.put(self.session_id, key, source, media_type)
         row = ResultRow(session_id=self.session_id, key=key, call_id=None, stream="stdout", bytes=stored.bytes,

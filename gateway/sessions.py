@@ -14,7 +14,13 @@ from gateway.hooks.hook import SessionInfo
 from gateway.hooks.permission import Permissions
 from gateway.journal import SessionRow
 from gateway.models import (
-    CloseReport, CollectReport, Network, SessionRecord, SessionRequest, SessionState, ToolDefinition,
+    CloseReport,
+    CollectReport,
+    Network,
+    SessionRecord,
+    SessionRequest,
+    SessionState,
+    ToolDefinition,
 )
 from gateway.principals import Principal
 from gateway.workspace_hooks.collect import CollectWorkspace

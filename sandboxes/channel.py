@@ -146,6 +146,7 @@ class Call:
         self._over = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
         self.killed = False
+        self.accepted = False
         self._on_end = on_end
         self.killed = False
         self.ended: Ended | None = None
@@ -172,10 +173,10 @@ class Call:
     async def over(self) -> Ended:
         """Return the last word; SandboxLost where the sandbox died first."""
         await self._over.wait()
-        assert self.ended is not None
-        if self.ended.word == "gone":
+        ended = self.ended or Ended("gone")
+        if ended.word == "gone":
             self._channel.check()
-        return self.ended
+        return ended
 
     def commit(self) -> None:
         if self.ended is None:
@@ -260,6 +261,7 @@ class Call:
     def _progress(self, text: str) -> None:
         if not self.killed:
             self._stop_clock()
+        self.accepted = True
         if text == "spawned":
             self._begun.set()
 

@@ -3,7 +3,7 @@
 import os
 import posixpath
 from abc import abstractmethod
-from collections.abc import AsyncGenerator, AsyncIterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterator, Mapping, Sequence
 from typing import Final, get_args
 
 import anyio
@@ -17,48 +17,49 @@ ROOTS: Final = (WORKSPACE, HOME, "/tmp")  # noqa: S108
 _ONE_ARGUMENT: Final = 131_072
 _ALL_ARGUMENTS: Final = (2 << 20) - 4096
 _LISTING_BYTES: Final = 65 << 20
+_START_TRIES: Final = 3
+_NOT_STARTED: Final = ("errno", "file", "pids", "gone")
 _KINDS: Final = get_args(FileKind)
 
 
-class DirectProcess(Process):
-    """One program behind a call. `before` are the counters at its start."""
+class _Streams:
+    """Our ends of a program's streams, and the kernel's counters at its start and end."""
 
-    stdin: InputPipe
-    stdout: OutputPipe
-    stderr: OutputPipe
+    def __init__(self, counters: Callable[[], Counters], stdin: int, stdout: int, stderr: int) -> None:
+        self._counters = counters
+        self.before = self.after = counters()
+        self.stdin, self.stdout, self.stderr = InputPipe(stdin), OutputPipe(stdout), OutputPipe(stderr)
 
-    def __init__(self, sandbox: "DirectSandbox", stdin: int, stdout: int, stderr: int) -> None:
-        self._sandbox = sandbox
-        self._call: Call | None = None
-        self._before = sandbox.counters()
-        self._after = self._before
-        self.stdin = InputPipe(stdin)
-        self.stdout = OutputPipe(stdout)
-        self.stderr = OutputPipe(stderr)
-
-    def attach(self, call: Call) -> None:
-        self._call = call
-
-    def ended(self) -> None:
+    def end(self) -> None:
         self.stdout.end()
         self.stderr.end()
-        self._after = self._sandbox.counters()
+        self.after = self._counters()
+
+    def close(self) -> None:
+        for stream in (self.stdin, self.stdout, self.stderr):
+            stream.close()
+
+
+class DirectProcess(Process):
+    """One program behind a call."""
+
+    def __init__(self, call: Call, streams: _Streams) -> None:
+        self._call = call
+        self._streams = streams
+        self.stdin, self.stdout, self.stderr = streams.stdin, streams.stdout, streams.stderr
 
     async def wait(self) -> Exit:
-        assert self._call is not None
-        return name_exit(await self._call.over(), self._before, self._after, asked=self._call.killed)
+        ended = await self._call.over()
+        return name_exit(ended, self._streams.before, self._streams.after, asked=self._call.killed)
 
     async def kill(self) -> None:
-        assert self._call is not None
         self._call.kill()
 
     async def aclose(self) -> None:
         try:
-            if self._call is not None:
-                await self._call.aclose()
+            await self._call.aclose()
         finally:
-            for stream in (self.stdin, self.stdout, self.stderr):
-                stream.close()
+            self._streams.close()
 
 
 def name_exit(ended: Ended, before: Counters, after: Counters, asked: bool = False) -> Exit:
@@ -104,29 +105,41 @@ class DirectSandbox(Sandbox):
 
     async def start(self, argv: Sequence[str], *, cwd: str = WORKSPACE, env: Mapping[str, str] | None = None,
                     stdin: bool = False) -> DirectProcess:
-        self._link.check()
         body = run_request(argv, cwd, {**self._env, **(env or {})})
-        nothing = self._link.nothing
-        in_reader, in_writer = os.pipe2(os.O_CLOEXEC) if stdin else (nothing, -1)
+        for _ in range(_START_TRIES):
+            call, process = await self._try_to_start(body, stdin)
+            ended = call.ended
+            if ended is None or ended.word not in _NOT_STARTED or (ended.word == "gone" and call.accepted):
+                return process
+            await process.aclose()
+            self._link.check()
+            if ended.word != "gone":  # a slot that was lost before it accepted has done nothing: ask another
+                refuse(ended, cwd if ended.word == "file" else argv[0])
+        raise CommandRefused(f"cannot start {argv[0]}: its slots are killed", "end what runs in this sandbox",
+                             code="EAGAIN")
+
+    async def _try_to_start(self, body: bytes, stdin: bool) -> tuple[Call, DirectProcess]:
+        self._link.check()
+        in_reader, in_writer = os.pipe2(os.O_CLOEXEC) if stdin else (self._link.nothing, -1)
         out_reader, out_writer = pipe_for_output()
         err_reader, err_writer = pipe_for_output(0)
-        process = DirectProcess(self, in_writer, out_reader, err_reader)
+        streams = _Streams(self.counters, in_writer, out_reader, err_reader)
         try:
             try:
-                call = await self._link.call(body, in_reader, out_writer, err_writer, process.ended)
+                call = await self._link.call(body, in_reader, out_writer, err_writer, streams.end)
             finally:
                 for fd in (out_writer, err_writer, *((in_reader,) if stdin else ())):
                     os.close(fd)
-            process.attach(call)
+        except BaseException:
+            streams.close()
+            raise
+        process = DirectProcess(call, streams)
+        try:
             await call.begun()
-            if call.ended is not None and call.ended.word in ("errno", "file", "pids", "gone"):
-                self._link.check()
-                if call.ended.word != "gone":
-                    refuse(call.ended, argv[0] if call.ended.word == "errno" else cwd)
         except BaseException:
             await process.aclose()
             raise
-        return process
+        return call, process
 
     async def read(self, path: str, start: int = 0, end: int | None = None, *,
                    follow: bool = True) -> AsyncGenerator[bytes, None]:
@@ -136,13 +149,13 @@ class DirectSandbox(Sandbox):
 
     async def write(self, path: str, chunks: AsyncIterable[bytes] | bytes, *, mode: int = 0o644) -> int:
         self._link.check()
-        reader, writer = os.pipe2(os.O_CLOEXEC)
+        body = request("write", inside(path), str(mode & 0o777))
         nothing = self._link.nothing
+        reader, writer = os.pipe2(os.O_CLOEXEC)
         pipe = InputPipe(writer)
         try:
             try:
-                call = await self._link.call(request("write", inside(path), str(mode & 0o777)), reader, nothing, nothing,
-                                             _nothing)
+                call = await self._link.call(body, reader, nothing, nothing, _nothing)
             finally:
                 os.close(reader)
             try:
@@ -158,15 +171,20 @@ class DirectSandbox(Sandbox):
     async def list(self, path: str = WORKSPACE, *, recursive: bool = False, max_entries: int = 100_000) -> Listing:
         body = request("list", inside(path), _flag(recursive), str(max_entries))
         data = bytearray()
-        ended: list[Ended] = []
-        async for chunk in self._stream(body, path, ended):
+        last = Ended("done")
+
+        def keep(ended: Ended) -> None:
+            nonlocal last
+            last = ended
+
+        async for chunk in self._stream(body, path, keep):
             data += chunk
             if len(data) > _LISTING_BYTES:
                 raise FileRefused(f"{path}: the listing has no end", code="sandbox_helper_failed")
         entries = tuple(_entries(bytes(data), path))
         if len(entries) > max_entries:
             raise FileRefused(f"{path}: more entries than asked", code="sandbox_helper_failed")
-        return Listing(entries, complete=ended[0].count == 1)
+        return Listing(entries, complete=last.count == 1)
 
     async def remove(self, path: str, *, recursive: bool = False) -> None:
         self._link.check()
@@ -178,8 +196,9 @@ class DirectSandbox(Sandbox):
         finally:
             await call.aclose()
 
-    async def _stream(self, body: bytes, path: str, ended: "list[Ended] | None" = None) -> AsyncGenerator[bytes, None]:
-        """Yield what a slot writes on its output; the last word goes to `ended`."""
+    async def _stream(self, body: bytes, path: str,
+                      on_done: Callable[[Ended], None] | None = None) -> AsyncGenerator[bytes, None]:
+        """Yield what a slot writes on its output; the last word goes to `on_done`."""
         self._link.check()
         reader, writer = pipe_for_output()
         pipe = OutputPipe(reader)
@@ -196,8 +215,8 @@ class DirectSandbox(Sandbox):
                         break
                     yield chunk
                 last = await _done(call, path)
-                if ended is not None:
-                    ended.append(last)
+                if on_done is not None:
+                    on_done(last)
             finally:
                 await call.aclose()
         finally:
@@ -246,7 +265,7 @@ def run_request(argv: Sequence[str], cwd: str, env: Mapping[str, str]) -> bytes:
     """Return the request for a program, or raise CommandRefused with the errno that the kernel would give."""
     items = [f"{name}={value}" for name, value in env.items()]
     if not argv or any("\0" in text for text in (*argv, *items)) or any("=" in name or not name for name in env):
-        raise CommandRefused("not a command: it is empty, or a zero byte or a bad variable name is in it", code="EINVAL")
+        raise CommandRefused("not a command: empty, or with a zero byte or a bad variable name", code="EINVAL")
     words = [os.fsencode(text) for text in (*argv, *items)]
     if max(map(len, words)) >= _ONE_ARGUMENT or sum(map(len, words)) + 9 * len(words) > _ALL_ARGUMENTS:
         raise CommandRefused("arguments and environment are too long", "pass the data by a file or standard input",

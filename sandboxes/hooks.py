@@ -24,4 +24,4 @@ class SandboxHook:
         """Prepare the workspace; may raise to refuse the session."""
 
     async def on_destroy(self, ctx: SandboxContext) -> None:
-        """Take from the workspace what should stay; an error is told to the one who closes, and does not stop others."""
+        """Take from the workspace what should stay; an error is told to the one who closes, and stops no other hook."""

@@ -12,11 +12,14 @@ Messages are NUL-separated fields:
 The first descriptor becomes the standard error of bubblewrap, the others its descriptors 3, 4, 5 and so on.
 """
 
+# ruff: noqa: PTH102, S606 - few imports; starting programs is what it is for
+
 from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found]
 import _socket
 import ctypes
+import fcntl
 import os
 import select
 import stat
@@ -71,8 +74,6 @@ class Start:
             os._exit(127)
 
     def place_descriptors(self) -> None:
-        import fcntl
-
         above = FIRST_FD + len(self.fds) + 16
         copies = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, above) for fd in self.fds]
         os.dup2(copies[0], 2)
@@ -128,11 +129,11 @@ class Launcher:
 
     def serve(self) -> None:
         while True:
-            ready = select.select([self.gateway, self.wake], [], [])[0]
+            ready = select.select([self.gateway.fileno(), self.wake], [], [])[0]
             if self.wake in ready:
                 os.read(self.wake, 4096)
                 self.reap()
-            if self.gateway in ready and not self.request():
+            if self.gateway.fileno() in ready and not self.request():
                 break
         for pid in self.running:
             os.kill(pid, _signal.SIGKILL)

@@ -97,7 +97,8 @@ class Launching:
         return ours
 
     def _hear(self) -> None:
-        assert self._socket is not None
+        if self._socket is None:
+            return
         try:
             data = self._socket.recv(4096)
         except (BlockingIOError, InterruptedError):

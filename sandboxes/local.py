@@ -1,10 +1,7 @@
 """The local kind: bubblewrap on this machine, without Docker, with or without root."""
 
 import contextlib
-import fcntl
 import os
-import platform
-import secrets
 import signal
 import socket
 import struct
@@ -22,17 +19,18 @@ from sandboxes.channel import Channel
 from sandboxes.direct import DirectSandbox
 from sandboxes.errors import SandboxError, SandboxUnavailable
 from sandboxes.launching import Bubblewrap, Launching, Start
+from sandboxes.machine import nproc_is_per_namespace, remedy_for
 from sandboxes.sandbox import Limits, Probe, SandboxKind, SandboxSpec
 from sandboxes.seccomp import seccomp_filter
+from sandboxes.staging import Stage, memfd, stage_folder
 from sandboxes.workspaces import Folders, Workspaces
 
 _OPEN_SECONDS: Final = 10.0
 _END_SECONDS: Final = 5.0
 _PROBE_SECONDS: Final = 30.0
-_STAGES: Final = ("/mnt", "/media", "/tmp")  # noqa: S108
+_PROBE_SESSION: Final = "probe"
 _CREDENTIALS: Final = struct.Struct("3i")
 _ERRORS_BYTES: Final = 4096
-_NPROC_IN_NAMESPACE: Final = (5, 14)
 
 
 class LocalSandbox(DirectSandbox):
@@ -122,38 +120,36 @@ class LocalKind(SandboxKind):
         self._host: _Host | None = None
         self._open: dict[str, LocalSandbox] = {}
         self._opening: set[str] = set()
+        self._probing = anyio.Lock()
         self._probed: tuple[float, Probe] | None = None
         self.launching = Launching()
 
     async def probe(self) -> Probe:
         """Open and end a throw-away sandbox; the answer is kept for half a minute."""
-        if self._probed is not None and time.monotonic() < self._probed[0]:
+        async with self._probing:
+            if self._probed is None or time.monotonic() > self._probed[0]:
+                self._probed = (time.monotonic() + _PROBE_SECONDS, await self._probe())
             return self._probed[1]
-        probe = await self._probe()
-        self._probed = (time.monotonic() + _PROBE_SECONDS, probe)
-        return probe
 
     async def _probe(self) -> Probe:
-        session_id = f"probe-{secrets.token_hex(8)}"
         try:
-            sandbox = await self.open(SandboxSpec(session_id))
-            not_enforced = sandbox.not_enforced
+            await self.destroy(_PROBE_SESSION)  # what a killed gateway may have left
+            sandbox = await self.open(SandboxSpec(_PROBE_SESSION))
             await sandbox.aclose()
-            await self.destroy(session_id)
+            await self.destroy(_PROBE_SESSION)
         except SandboxError as error:
             with contextlib.suppress(SandboxError, OSError):
-                await self.destroy(session_id)
+                await self.destroy(_PROBE_SESSION)
             return Probe(self.name, works=False, reason=error.message, remedy=error.remedy)
-        return Probe(self.name, works=True, not_enforced=not_enforced, facts=self._facts())
+        return Probe(self.name, works=True, not_enforced=sandbox.not_enforced, facts=self._facts(self._find_host()))
 
-    def _facts(self) -> dict[str, str]:
-        assert self._host is not None
-        tools = self._host.tools
+    def _facts(self, host: _Host) -> dict[str, str]:
+        tools = host.tools
         return {
             "bubblewrap": str(tools.bwrap),
             "python": str(tools.python),
             "ripgrep": str(tools.rg or "not found"),
-            "control groups": ", ".join(sorted(self._host.groups.controllers)) or "none",
+            "control groups": ", ".join(sorted(host.groups.controllers)) or "none",
             "user": "one uid for each session" if self._root else "the gateway's own",
         }
 
@@ -164,6 +160,10 @@ class LocalKind(SandboxKind):
         parts = _Parts(self, spec.session_id)
         try:
             sandbox = await self._build(spec, parts)
+        except OSError as error:
+            with anyio.CancelScope(shield=True):
+                await parts.end()
+            raise SandboxUnavailable(f"a sandbox could not be prepared: {error}") from error
         except BaseException:
             with anyio.CancelScope(shield=True):
                 await parts.end()
@@ -200,7 +200,7 @@ class LocalKind(SandboxKind):
 
     async def _start(self, view: bwrap.View, host: _Host, folders: Folders, group: Group | None,
                      channel: socket.socket, errors: int) -> Bubblewrap:
-        stage = _Stage(_stage_folder() if self._root else "")
+        stage = Stage(stage_folder() if self._root else "")
         fds = bwrap.Descriptors(3, 4, 5, 6, dict(zip(bwrap.MADE_UP_FILES, range(7, 32), strict=False)))
         program = stage.program(view.tools.bwrap)
         arguments = bwrap.bwrap_arguments(view, fds, stage.show)
@@ -208,7 +208,7 @@ class LocalKind(SandboxKind):
         with contextlib.ExitStack() as opened:
             data = [_arguments_data(arguments), host.seccomp, host.runner]
             files = [text.encode() for text in bwrap.MADE_UP_FILES.values()]
-            numbers = [opened.enter_context(_memfd(item)) for item in (*data, *files)]
+            numbers = [opened.enter_context(memfd(item)) for item in (*data, *files)]
             return await self.launching.start(
                 Start(command, folders.uid, stage.folder, stage.sources, group.procs if group else ()),
                 [errors, *numbers[:3], channel.fileno(), *numbers[3:]])
@@ -217,7 +217,8 @@ class LocalKind(SandboxKind):
         """Send the settings, wait for `ready` and take PID 1's host pid from the kernel's own word on who sent it."""
         ours.setblocking(False)
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
-        ours.send(b"\0".join([b"go", *_settings(limits, host.groups)]))
+        with contextlib.suppress(BrokenPipeError):  # it has ended already: the next read says so
+            ours.send(b"\0".join([b"go", *_settings(limits, host.groups)]))
         with anyio.move_on_after(_OPEN_SECONDS):
             await anyio.wait_readable(ours)
         try:
@@ -277,52 +278,6 @@ class LocalKind(SandboxKind):
             await anyio.to_thread.run_sync(self._host.groups.close)
 
 
-class _Stage:
-    """Where host paths are for a sandbox's uid: below a folder that the launcher covers, or where they are."""
-
-    def __init__(self, folder: str) -> None:
-        self.folder = folder
-        self.sources: list[tuple[str, Path]] = []
-
-    def show(self, path: Path) -> str:
-        return self._put(str(len(self.sources)), path)
-
-    def program(self, program: Path) -> str:
-        """Show bubblewrap with the libraries of its wheel, which it looks for beside its package."""
-        package = program.parent.parent
-        libraries = package.with_name(f"{package.name}.libs")
-        if not libraries.is_dir():
-            return str(program) if program.is_relative_to("/usr") else self.show(program)
-        self._put(libraries.name, libraries)
-        return f"{self._put(package.name, package)}/{program.parent.name}/{program.name}"
-
-    def _put(self, name: str, path: Path) -> str:
-        if not self.folder:
-            return str(path)
-        self.sources.append((name, path.resolve()))
-        return f"{self.folder}/{name}"
-
-
-def _stage_folder() -> str:
-    return next(folder for folder in _STAGES if Path(folder).is_dir())
-
-
-@contextlib.contextmanager
-def _memfd(data: bytes) -> Iterator[int]:
-    """A sealed descriptor with some bytes, at their start."""
-    fd = os.memfd_create("sandgate", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    try:
-        view = memoryview(data)
-        while view:
-            view = view[os.write(fd, view) :]
-        os.lseek(fd, 0, os.SEEK_SET)
-        fcntl.fcntl(fd, fcntl.F_ADD_SEALS,
-                    fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE)
-        yield fd
-    finally:
-        os.close(fd)
-
-
 def _arguments_data(arguments: list[str]) -> bytes:
     return b"".join(os.fsencode(word) + b"\0" for word in arguments)
 
@@ -335,39 +290,3 @@ def _settings(limits: Limits, groups: Groups) -> Iterator[bytes]:
         yield b"nproc=%d" % (limits.processes + RUNNER_PROCESSES)
     if "memory" not in groups.controllers:
         yield b"data=%d" % limits.memory
-
-
-def nproc_is_per_namespace(release: str | None = None) -> bool:
-    """Whether RLIMIT_NPROC, set inside a user namespace, counts only that namespace's processes (Linux >= 5.14)."""
-    words = (release or platform.release()).replace("-", ".").split(".")
-    try:
-        return (int(words[0]), int(words[1])) >= _NPROC_IN_NAMESPACE
-    except (IndexError, ValueError):
-        return False
-
-
-def remedy_for(text: str, sysctl: Path = Path("/proc/sys")) -> str:
-    """Say what helps against an error of bubblewrap, from its words and the kernel's settings."""
-    if _setting(sysctl / "kernel/apparmor_restrict_unprivileged_userns") == "1":
-        return ("AppArmor forbids user namespaces: sysctl kernel.apparmor_restrict_unprivileged_userns=0, or an AppArmor "
-                "profile for bubblewrap with `userns,`")
-    if _setting(sysctl / "user/max_user_namespaces") == "0":
-        return "user namespaces are off: sysctl user.max_user_namespaces=15000"
-    if _setting(sysctl / "kernel/unprivileged_userns_clone") == "0":
-        return "user namespaces are off: sysctl kernel.unprivileged_userns_clone=1"
-    if "execvp" in text:
-        return "the gateway's Python must be readable for every user, with the folders above it"
-    if "unshare" in text or "mount" in text.lower():
-        return "as root the gateway needs CAP_SYS_ADMIN; run it as an ordinary user instead"
-    if "namespace" in text or "uid map" in text:
-        return "allow user namespaces (in a container: its seccomp profile), or use kind = \"docker\""
-    return ""
-
-
-def _setting(path: Path) -> str:
-    try:
-        return path.read_text().strip()
-    except OSError:
-        return ""
-
-

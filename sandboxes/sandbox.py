@@ -227,11 +227,13 @@ async def _run(process: Process, stdin: bytes, timeout_seconds: float | None, st
             if stdin:
                 tasks.start_soon(_feed, process.stdin, stdin)
             with anyio.move_on_after(timeout_seconds) as limit:
-                return await process.wait(), False
-            await process.kill()
-            return await process.wait(), limit.cancelled_caught
+                end = await process.wait()
+            if limit.cancelled_caught:
+                await process.kill()
+                end = await process.wait()
     except BaseExceptionGroup as group:
         raise _only(group) from None
+    return end, limit.cancelled_caught
 
 
 async def _copy(stream: ByteReceiveStream, sink: Sink) -> None:

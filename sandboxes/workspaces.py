@@ -30,7 +30,7 @@ class Workspaces:
 
     def __init__(self, state_dir: Path, uids: range | None) -> None:
         self._root = state_dir / "workspaces"
-        self._uids = uids
+        self._uids = uids or range(0)
         self._lent: dict[str, int] = {}
 
     def open(self, session_id: str) -> Folders:
@@ -64,7 +64,7 @@ class Workspaces:
         return self._root / session_id
 
     def _uid(self, session_id: str, top: Path) -> int:
-        if self._uids is None:
+        if not self._uids:
             return -1
         owner = top.stat().st_uid if top.is_dir() else -1
         uid = owner if owner in self._uids else self._unused()
@@ -72,14 +72,14 @@ class Workspaces:
         return uid
 
     def _unused(self) -> int:
-        assert self._uids is not None
         taken = {*self._lent.values(), *self._owners()}
         start = secrets.randbelow(len(self._uids))  # two gateways on one machine seldom meet
         for step in range(len(self._uids)):
             uid = self._uids[(start + step) % len(self._uids)]
             if uid not in taken:
                 return uid
-        raise SandboxUnavailable(f"all {len(self._uids)} uids of sessions are taken", "close sessions, or widen local_uids")
+        raise SandboxUnavailable(f"all {len(self._uids)} uids of sessions are taken",
+                                 "close sessions, or widen local_uids")
 
     def _owners(self) -> Iterator[int]:
         for folder in self._root.iterdir():
@@ -96,6 +96,7 @@ def _make(folder: Path, uid: int) -> None:
     except FileExistsError:
         if not stat.S_ISDIR(folder.lstat().st_mode):
             raise SandboxUnavailable(f"{folder} is not a folder") from None
+        folder.chmod(0o700)  # its owner may have closed it, and locked the next sandbox out
     else:
         if uid >= 0:
             os.chown(folder, uid, uid)

@@ -1,1 +1,10 @@
-""""""
+"""The command `sandgate`: one command a file, each imported only when it is used."""
+
+__all__ = ["main"]
+
+
+def main() -> None:
+    """Run the command line and exit with its code."""
+    from gateway.cli.app import run
+
+    raise SystemExit(run())

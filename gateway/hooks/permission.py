@@ -51,6 +51,8 @@ def session_policy(value: Any) -> PermissionPolicy:
     if value == "ask" or (isinstance(value, dict) and "ask" in str(value.get("otherwise"))):
         raise Unprocessable("permission: 'ask' needs approvals, which this version does not have",
                             "Use 'auto', 'deny' or rules with these outcomes.")
+    if isinstance(value, str) and value not in STRICTNESS:
+        raise Unprocessable("permission: no such mode", "Give 'auto', 'deny' or a policy with rules.")
     try:
         parsed = _POLICY.validate_python(value)
     except ValidationError as error:

@@ -61,8 +61,7 @@ def outcome_of(result: ExecResult, seconds: float) -> Outcome:
                        remedy="Ask for more with timeout_s, or do less at a time.", notes=notes)
     match end.how:
         case "exit":
-            status = "ok" if end.code == 0 else "exit"
-            return Outcome(status, exit_code=end.code, notes=notes)
+            return Outcome("ok" if end.code == 0 else "exit", exit_code=end.code, notes=notes)
         case "signal":
             name = f"signal {end.code}" if end.code else "a signal; no exit status was seen"
             return Outcome("signal", code="command_failed", message=f"ended by {name}", notes=notes)
@@ -313,7 +312,7 @@ class Page:
     sink: Sink
     max_lines: int
     lines: int = 0
-    bytes: int = 0
+    size: int = 0
     cut: bool = False
 
     async def write(self, chunk: bytes) -> None:
@@ -321,13 +320,13 @@ class Page:
             return
         end = self._fitting(chunk)
         self.cut = end < len(chunk)
-        self.bytes += end
+        self.size += end
         self.lines += chunk.count(b"\n", 0, end)
         if end:
             await self.sink.write(chunk[:end])
 
     def _fitting(self, chunk: bytes) -> int:
-        end = min(len(chunk), MAX_PAGE - self.bytes)
+        end = min(len(chunk), MAX_PAGE - self.size)
         at, lines = 0, self.lines
         while lines < self.max_lines:
             newline = chunk.find(b"\n", at, end)

@@ -21,7 +21,8 @@ MANIFEST_KEY: Final = "manifest.json"
 class Target(Protocol):
     """Where collected files go; `name` is what people call it."""
 
-    name: str
+    @property
+    def name(self) -> str: ...
 
     async def put(self, key: str, source: AsyncIterable[bytes] | bytes, media_type: str) -> StoredObject: ...
 

@@ -79,7 +79,8 @@ async def _write_from_host(sandbox: Sandbox, source: FromHost) -> None:
         for path, relative in await anyio.to_thread.run_sync(_walk, source.source):
             await _copy(sandbox, path, f"{source.to}/{relative}")
     elif await anyio.to_thread.run_sync(_is_tar, source.source):
-        await unpack(sandbox, source.source, source.to, MAX_BYTES)
+        with await anyio.to_thread.run_sync(source.source.open, "rb") as archive:
+            await unpack(sandbox, archive, source.to, MAX_BYTES)
     elif source.source.is_file():
         to = f"{source.to}/{source.source.name}" if source.to in (".", "") else source.to
         await _copy(sandbox, source.source, to)
@@ -106,4 +107,4 @@ def _walk(folder: Path) -> list[tuple[Path, str]]:
 
 async def _copy(sandbox: Sandbox, path: Path, to: str) -> None:
     with await anyio.to_thread.run_sync(path.open, "rb") as file:
-        await sandbox.write(to, file_chunks(file), mode=path.stat().st_mode & 0o777)
+        await sandbox.write(to, file_chunks(file), mode=os.fstat(file.fileno()).st_mode & 0o777)

@@ -77,7 +77,8 @@ async def served(state_dir: Path, folder: Path = Path(), **sections: Any) -> Asy
             url = await stack.enter_async_context(serving(gateway, tokens, settings.server, listen(settings.server)))
             clients = [await stack.enter_async_context(_client(url, token))
                        for token in (tokens.stored("operator"), tokens.stored("agent"), None)]
-            yield Served(gateway, url, *clients, state_dir=state_dir)
+            operator, agent, anonymous = clients
+            yield Served(gateway, url, operator, agent, anonymous, state_dir)
     finally:
         state.release()
 

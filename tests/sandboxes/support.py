@@ -45,32 +45,41 @@ async def read(sandbox: Sandbox, path: str, start: int = 0, end: int | None = No
     return b"".join([chunk async for chunk in sandbox.read(path, start, end, follow=follow)])
 
 
-def host_processes(marker: str) -> list[int]:
-    """Processes of this machine whose command line holds the marker."""
-    found = []
-    for folder in Path("/proc").iterdir():
-        if not folder.name.isdigit() or int(folder.name) == os.getpid():
-            continue
-        try:
-            if marker.encode() in (folder / "cmdline").read_bytes():
-                found.append(int(folder.name))
-        except OSError:
-            continue
-    return found
+def host_processes(marker: str, below: int | None = None) -> list[int]:
+    """Processes of this machine whose command line holds the marker: descendants of this test run, or all (0)."""
+    root = os.getpid() if below is None else below
+    parents = {int(folder.name): _parent(folder) for folder in Path("/proc").iterdir() if folder.name.isdigit()}
+    return [pid for pid in parents if pid != os.getpid() and _descends(pid, root, parents) and _shows(pid, marker)]
 
 
-def process_state(pid: int) -> str:
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+def _parent(folder: Path) -> int:
+    try:
+        return int((folder / "stat").read_text(errors="replace").rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
+
+
+def _descends(pid: int, root: int, parents: dict[int, int]) -> bool:
+    while pid and pid != root:
+        pid = parents.get(pid, 0)
+    return pid == root
+
+
+def _shows(pid: int, marker: str) -> bool:
+    try:
+        return marker.encode() in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
 
 
 def open_descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-async def gone(marker: str, seconds: float = 2) -> bool:
+async def gone(marker: str, seconds: float = 2, below: int | None = None) -> bool:
     """Whether no process with the marker is left within the time."""
     with anyio.move_on_after(seconds):
-        while host_processes(marker):
+        while host_processes(marker, below):
             await anyio.sleep(0.02)
         return True
     return False

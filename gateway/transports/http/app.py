@@ -42,20 +42,20 @@ def authenticator(gateway: Gateway, tokens: Tokens) -> Callable[[str], Principal
     return authenticate
 
 
-def the_gateway(request: Request) -> Gateway:
+async def the_gateway(request: Request) -> Gateway:  # async: FastAPI runs sync dependencies in threads
     gateway: Gateway = request.app.state.gateway
     return gateway
 
 
-def the_principal(request: Request) -> Principal:
+async def the_principal(request: Request) -> Principal:
     """Put there by the guard; a route that the guard let through without one has none to give."""
     principal: Principal = request.scope["principal"]
     return principal
 
 
-def the_session(session_id: str, request: Request) -> Session:
+async def the_session(session_id: str, request: Request) -> Session:
     """The session of the path, if it exists for whoever asks."""
-    return the_gateway(request).sessions.find(the_principal(request), session_id)
+    return (await the_gateway(request)).sessions.find(await the_principal(request), session_id)
 
 
 TheGateway = Annotated[Gateway, Depends(the_gateway)]

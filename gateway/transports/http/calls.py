@@ -21,6 +21,7 @@ router = APIRouter(prefix="/v1/sessions/{session_id}/calls", tags=["calls"])
 
 KEEPALIVE_SECONDS: Final = 15.0
 MAX_KEY_CHARACTERS: Final = 255
+MAX_SEQUENCE: Final = 2**63 - 1
 EVENT_STREAM: Final = "text/event-stream"
 _EVENT_ID: Final = re.compile(r"stdout:(\d{1,18}),stderr:(\d{1,18})")
 
@@ -58,7 +59,7 @@ async def call(body: CallRequest, request: Request, session: TheSession, gateway
 
 
 @router.get("")
-async def list_calls(session: TheSession, gateway: TheGateway, after: int = 0,
+async def list_calls(session: TheSession, gateway: TheGateway, after: Annotated[int, Query(ge=0, le=MAX_SEQUENCE)] = 0,
                      limit: Annotated[int, Query(ge=1, le=1000)] = 1000) -> CallList:
     """The session's calls."""
     return CallList(calls=await gateway.journal.calls(session.id, after, limit))

