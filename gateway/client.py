@@ -270,7 +270,8 @@ def endpoint(url: str | None = None, token: str | None = None) -> Endpoint:
 
 
 class Client:
-    """One gateway, as one token sees it. Close it, or use it as an async context manager.
+    """One gateway, as one token sees it. Close it, or use it as an async context manager. GatewayUnreachable for a URL
+    that is none.
 
     The number of connections is not limited: a call holds one, and a limit would let `cancel` wait behind calls.
     A gateway on loopback is never asked through a proxy.
@@ -280,13 +281,12 @@ class Client:
         where = endpoint(url, token)
         self.url = where.url
         headers = {"authorization": f"Bearer {where.token}"} if where.token else {}
-        with _mapped(self.url):
-            base = httpx2.URL(self.url)
-            # loading the machine's certificates takes 150 ms, and plain HTTP has no use for them
-            verify = True if base.scheme == "https" else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-            self._http = httpx2.AsyncClient(
-                base_url=base, headers=headers, timeout=_QUICK, trust_env=base.host not in _LOOPBACK, verify=verify,
-                limits=httpx2.Limits(max_connections=None, max_keepalive_connections=20))
+        base = _http_url(self.url)
+        # loading the machine's certificates takes 150 ms, and plain HTTP has no use for them
+        verify = True if base.scheme == "https" else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        self._http = httpx2.AsyncClient(
+            base_url=base, headers=headers, timeout=_QUICK, trust_env=base.host not in _LOOPBACK, verify=verify,
+            limits=httpx2.Limits(max_connections=None, max_keepalive_connections=20))
 
     async def __aenter__(self) -> Self:
         return self
@@ -655,6 +655,14 @@ class StreamedCall:
     def _interruption(self, why: str) -> StreamInterrupted:
         self._interrupted = True
         return StreamInterrupted(self.id, why)
+
+
+def _http_url(url: str) -> httpx2.URL:
+    with _mapped(url):
+        parsed = httpx2.URL(url)
+    if parsed.scheme not in ("http", "https") or not parsed.host or (parsed.port or 0) > 65535:
+        raise GatewayUnreachable(url, "that is no http:// or https:// URL")
+    return parsed
 
 
 def _call_body(tool: str, arguments: Mapping[str, Any] | None, call_id: str | None,

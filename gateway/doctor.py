@@ -176,8 +176,13 @@ async def _kind(name: str, folder: Path, state: State, *, needed: bool) -> Itera
     checks = [Check(label, "ok", "a sandbox was opened and removed", needed=needed)]
     if groups := probe.facts.get("control groups"):
         checks.append(_cgroups(groups))
-    return [*checks, *(Check(label, "weak", f"not enforced: {gap}", _GAP_REMEDIES.get(gap.partition(":")[0], ""), needed)
+    return [*checks, *(Check(label, "weak", f"not enforced: {gap}", remedy_of_gap(gap), needed)
                        for gap in probe.not_enforced)]
+
+
+def remedy_of_gap(gap: str) -> str:
+    """What helps against a limit that is not enforced; `gap` begins with the limit's name."""
+    return _GAP_REMEDIES.get(gap.partition(":")[0], "")
 
 
 def _cgroups(controllers: str) -> Check:

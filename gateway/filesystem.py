@@ -116,6 +116,7 @@ class SandgateFileSystem(AsyncFileSystem):  # type: ignore[misc]  # fsspec has n
         if not place.key:
             await self._listed(place, path)
             return _folder(path)
+        await self._connected()  # forgets what another token knew
         if path not in self._known:
             await self._look(place, path)
         return self._known[path]
@@ -158,10 +159,11 @@ class SandgateFileSystem(AsyncFileSystem):  # type: ignore[misc]  # fsspec has n
         return _children(path, (self._known[self._strip_protocol(one.reference)] for one in results))
 
     async def _modified(self, path: str) -> datetime:
-        """When the result was stored. A folder has no time: FileNotFoundError."""
+        """When the result was stored; a folder has no time."""
         path = self._strip_protocol(path)
+        place = _file_place(path)
+        await self._connected()
         if self._created.get(path) is None:
-            place = _place(path)
             with _as_oserror(path):
                 self._created[path] = (await (await self._session(place.session)).result_info(place.key)).created
         created = self._created[path]
@@ -232,6 +234,9 @@ class SandgateFileSystem(AsyncFileSystem):  # type: ignore[misc]  # fsspec has n
         _read_only(path)
 
     async def _makedirs(self, path: str, exist_ok: bool = False) -> None:
+        _read_only(path)
+
+    def rmdir(self, path: str) -> None:
         _read_only(path)
 
 

@@ -18,7 +18,7 @@ from pydantic import (
     ValidationError,
     model_validator,
 )
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
+from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
 
 from gateway.errors import SettingsError
 from gateway.hooks.permission import Mode, PermissionPolicy
@@ -31,6 +31,8 @@ OUTSIDE_VARIABLES: Final = frozenset({
 })
 """Read elsewhere: the client's two, and those that say where everything is."""
 CONFIG_NAME: Final = "sandgate.toml"
+FILE_ARGUMENT: Final = "toml_file"
+"""How the file gets to the sources: as an argument that is none of the settings."""
 
 Seconds = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(gt=0)]
@@ -202,8 +204,9 @@ class Settings(BaseSettings):
         env_settings: PydanticBaseSettingsSource, dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        file = settings_cls.model_config.get("toml_file")
-        toml = (TomlConfigSettingsSource(settings_cls),) if file else ()
+        assert isinstance(init_settings, InitSettingsSource)
+        file = init_settings.init_kwargs.pop(FILE_ARGUMENT, None)
+        toml = (TomlConfigSettingsSource(settings_cls, file),) if file else ()
         return (init_settings, env_settings, *toml)
 
     @model_validator(mode="after")
@@ -237,10 +240,9 @@ def load_settings(file: Path | None = None) -> tuple[Settings, Path]:
     if file is not None:
         _readable_toml(file)
     _refuse_unknown_variables(os.environ)
-    configured = type("Settings", (Settings,), {
-        "model_config": {**Settings.model_config, "toml_file": file}, "__doc__": Settings.__doc__})
     try:
-        return configured(), (file.parent if file else Path()).resolve()
+        settings = Settings(**{FILE_ARGUMENT: file})  # type: ignore[arg-type]  # taken out again by the sources
+        return settings, (file.parent if file else Path()).resolve()
     except ValidationError as error:
         raise _explained(error, file) from error
 

@@ -140,7 +140,7 @@ def _tools(view: View, fds: Descriptors, show: Callable[[Path], str]) -> list[st
 def system_links(root: Path = Path("/")) -> dict[str, str | None]:
     """Return the top folders beside /usr: the target of a link, None for a folder of its own."""
     return {name: os.readlink(root / name) if (root / name).is_symlink() else None  # noqa: PTH115
-            for name in _SYSTEM_FOLDERS if (root / name).exists()}
+            for name in _SYSTEM_FOLDERS if os.path.lexists(root / name)}
 
 
 def shown_etc(etc: Path = Path("/etc")) -> tuple[Path, ...]:

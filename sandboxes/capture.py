@@ -4,7 +4,7 @@
 class Capture:
     """A sink that keeps the first and the last half of `max_bytes` and counts everything.
 
-    Memory stays below one and a half times `max_bytes` and one chunk, whatever passes.
+    Memory stays below about twice `max_bytes` and two chunks, whatever passes.
     """
 
     def __init__(self, max_bytes: int) -> None:

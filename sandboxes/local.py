@@ -1,6 +1,7 @@
 """The local kind: bubblewrap on this machine, without Docker, with or without root."""
 
 import contextlib
+import hashlib
 import os
 import signal
 import socket
@@ -104,8 +105,8 @@ class _Host:
 class LocalKind(SandboxKind):
     """Sandboxes by bubblewrap. One launcher process is the parent of all of them; they die with it and with us.
 
-    `state_dir` holds `workspaces/`. `instance` names this gateway's control groups: two gateways that run at the same
-    time on one machine must differ in it. As root each session gets a host uid of `uids`; `rlimits_only` leaves
+    `state_dir` holds `workspaces/`, and belongs to one gateway at a time; with `instance` it names this gateway's
+    control groups, so that what a killed gateway left is found again, and no other's is. As root each session gets a host uid of `uids`; `rlimits_only` leaves
     control groups alone.
     """
 
@@ -114,7 +115,7 @@ class LocalKind(SandboxKind):
     def __init__(self, state_dir: Path, *, instance: str, uids: range = range(60000, 61000),
                  rlimits_only: bool = False) -> None:
         self._root = os.geteuid() == 0
-        self._instance = instance
+        self._instance = f"{instance}-{hashlib.sha256(os.fsencode(state_dir.absolute())).hexdigest()[:8]}"
         self._rlimits_only = rlimits_only
         self._workspaces = Workspaces(state_dir.absolute(), uids if self._root else None)
         self._host: _Host | None = None

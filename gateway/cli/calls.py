@@ -8,14 +8,24 @@ from cyclopts import Parameter
 from rich.text import Text
 
 from gateway.cli.options import AsJson, StateDir
-from gateway.cli.output import cell, console, duration_text, plain_table, print_json, print_table, size_text, time_text
+from gateway.cli.output import (
+    cell,
+    console,
+    cut_cell,
+    duration_text,
+    plain_table,
+    print_json,
+    print_table,
+    size_text,
+    time_text,
+)
 from gateway.cli.remote import ask, find_session
 from gateway.client import Client, Session
 from gateway.models import NOT_AN_ERROR, CallRecord
 from gateway.text import printable
 
 PAGE: Final = 1000
-ARGUMENTS_SHOWN: Final = 60
+ARGUMENTS_SHOWN: Final = 200
 
 
 def calls_command(session: Annotated[str, Parameter(help="Its id, or how that begins.")],
@@ -58,11 +68,11 @@ async def _one(client: Client, name: str, call: str) -> CallRecord:
 
 
 def _show_all(records: Sequence[CallRecord]) -> None:
-    table = plain_table("call", "tool", "status", "time", "hooks", "arguments", right=("time",), wrap=("arguments",))
+    table = plain_table("call", "tool", "status", "time", "hooks", "arguments", right=("time",), shrink=("arguments",))
     for one in records:
         hooks = ", ".join(dict.fromkeys(decision.hook for decision in one.decisions))
         table.add_row(cell(one.id), cell(one.tool), _status(one), cell(_took(one)), cell(hooks or "-"),
-                      cell(_short(one.arguments)))
+                      cut_cell(_short(one.arguments)))
     print_table(table)
 
 
@@ -79,13 +89,13 @@ def _took(record: CallRecord) -> str:
 
 def _short(value: Any) -> str:
     text = jsonlib.dumps(value, ensure_ascii=False)
-    return text if len(text) <= ARGUMENTS_SHOWN else f"{text[:ARGUMENTS_SHOWN]}..."
+    return text if len(text) <= ARGUMENTS_SHOWN else f"{text[:ARGUMENTS_SHOWN]}…"
 
 
 def timeline(record: CallRecord) -> Iterator[Text]:
     """One call from its arrival to its answer, a line an event."""
     asked = "" if record.requested_tool == record.tool else f", asked for as {printable(record.requested_tool)}"
-    yield Text.assemble((f"{record.id} ", "bold"), (printable(record.tool), "bold"), f"{asked}, session {record.session_id}")
+    yield Text.assemble((printable(f"{record.id} {record.tool}"), "bold"), f"{asked}, session {record.session_id}")
     for name, value in (("call_id", record.call_id), ("turn_id", record.turn_id)):
         if value is not None:
             yield _event(name, value)

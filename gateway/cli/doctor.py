@@ -7,9 +7,9 @@ from typing import Final
 import anyio
 from rich.text import Text
 
+from gateway.build import with_port
 from gateway.cli.options import AsJson, ConfigFile, Port, StateDir, state_folder
 from gateway.cli.output import cell, plain_table, print_json, print_table
-from gateway.build import with_port
 from gateway.doctor import Check, examine
 from gateway.settings import load_settings
 

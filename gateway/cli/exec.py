@@ -7,7 +7,6 @@ import signal
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Annotated, Any, BinaryIO, Final
 
 import anyio
@@ -33,12 +32,13 @@ class NotRun(RemoteError):
     exit_code = OWN_FAILURE
 
 
-def exec_command(*command: Annotated[str, Parameter(allow_leading_hyphen=True, help="The program and its arguments.")],
-                 profile: Annotated[str, Parameter(name=["--profile", "-p"], help="The session's profile.")] = "default",
-                 timeout: Annotated[float | None, Parameter(name="--timeout", help="Seconds; default: the profile's.",
-                                                            )] = None,
-                 keep: Annotated[bool, Parameter(name="--keep", negative="",
-                                                 help="Leave the session open; its id goes to stderr.")] = False,
+Command = Annotated[str, Parameter(allow_leading_hyphen=True, help="The program and its arguments.")]
+Profile = Annotated[str, Parameter(name=["--profile", "-p"], help="The session's profile.")]
+Timeout = Annotated[float | None, Parameter(name="--timeout", help="In seconds; default: the profile's.")]
+Keep = Annotated[bool, Parameter(name="--keep", negative="", help="Leave the session open; stderr has its id.")]
+
+
+def exec_command(*command: Command, profile: Profile = "default", timeout: Timeout = None, keep: Keep = False,
                  state_dir: StateDir = None) -> int:
     """Run one command in a new session of the running gateway, and close the session.
 

@@ -15,7 +15,7 @@ from gateway.text import printable
 OUTPUT_KEEPS: Final = "\n\t"
 """What a program's output may do to a terminal: new lines and tabs."""
 FILE_WIDTH: Final = 1000
-_UNITS: Final = ("B", "KB", "MB", "GB", "TB")
+_UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 def console() -> Console:
@@ -24,11 +24,13 @@ def console() -> Console:
     return Console(width=width, markup=False, highlight=False, emoji=False, soft_wrap=False)
 
 
-def plain_table(*columns: str, right: tuple[str, ...] = (), wrap: tuple[str, ...] = ()) -> Table:
-    """A table with a head line and no frame; only columns of `wrap` may be broken into lines."""
+def plain_table(*columns: str, right: tuple[str, ...] = (), wrap: tuple[str, ...] = (),
+                shrink: tuple[str, ...] = ()) -> Table:
+    """A table with a head line and no frame. Where it is too wide, cells of `wrap` are broken into lines, and those of
+    `shrink` are cut; all others stay whole."""
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
     for name in columns:
-        table.add_column(name, justify="right" if name in right else "left", no_wrap=name not in wrap,
+        table.add_column(name, justify="right" if name in right else "left", no_wrap=name not in (*wrap, *shrink),
                          overflow="fold")
     return table
 
@@ -42,8 +44,13 @@ def print_table(table: Table) -> None:
 
 
 def cell(text: object, style: str = "") -> Text:
-    """One cell, on one line, with nothing in it that a terminal would obey."""
+    """Text with nothing in it that a terminal would obey, not even a new line."""
     return Text(printable(str(text)), style=style)
+
+
+def cut_cell(text: object) -> Text:
+    """The same for a column of `shrink`: what has no room is left out, and three dots say so."""
+    return Text(printable(str(text)), no_wrap=True, overflow="ellipsis")
 
 
 def print_json(value: Any) -> None:
@@ -52,10 +59,10 @@ def print_json(value: Any) -> None:
 
 
 def size_text(size: int) -> str:
-    """`14 B`, `5.2 MB`."""
+    """`14 B`, `5.0 MiB`."""
     value, unit = float(size), 0
-    while value >= 1000 and unit < len(_UNITS) - 1:
-        value, unit = value / 1000, unit + 1
+    while value >= 1024 and unit < len(_UNITS) - 1:
+        value, unit = value / 1024, unit + 1
     return f"{size} B" if unit == 0 else f"{value:.1f} {_UNITS[unit]}"
 
 

@@ -46,7 +46,8 @@ async def _serve(settings: Settings, folder: Path, state_dir: Path | None) -> No
             state.release()
 
 
-async def _greeting(gateway: Gateway, settings: Settings, tokens: Tokens, url: str, state_dir: Path | None) -> list[str]:
+async def _greeting(gateway: Gateway, settings: Settings, tokens: Tokens, url: str,
+                    state_dir: Path | None) -> list[str]:
     """What whoever starts a gateway wants to know; where the tokens are, never what they are."""
     option = state_option(state_dir)
     probes = {name: await kind.probe() for name, kind in gateway.profiles.kinds().items()}

@@ -186,8 +186,7 @@ async def test_refused_arguments_are_a_result(session: Session) -> None:
 
 async def test_lone_surrogate_of_a_model_is_answered(session: Session) -> None:
     """What JSON can say, a model will say: the gateway decides about it, the client does not break."""
-    with pytest.raises(Refused):
-        await session.call("bash", {"command": "echo \ud800"})
+    assert (await session.call("bash", {"command": "echo \ud800"})).is_error
 
 
 async def test_key_gives_the_same_answer_again(session: Session) -> None:
@@ -228,7 +227,7 @@ async def ended(session: Session, call_id: str) -> str | None:
 
 async def test_stream_gives_output_as_it_comes_and_then_the_result(session: Session) -> None:
     async with session.stream("bash", {"command": "printf one; sleep 0.3; printf two; printf err >&2"}) as call:
-        with pytest.raises(RuntimeError, match="iterated"):
+        with pytest.raises(RuntimeError, match="iteration"):
             _ = call.result
         chunks = [chunk async for chunk in call]
     assert [(one.offset, one.text, one.data) for one in chunks if one.stream == "stdout"] == [
@@ -298,19 +297,17 @@ async def test_stream_of_a_dead_wire_is_interrupted(server: Served, wire: Wire, 
 
 async def test_stream_that_just_ends_is_interrupted() -> None:
     """R28: an end in good order, but without a result, is no end."""
-    async with answering(events(ACCEPTED), NO_STREAM) as client:
-        async with Session(client, "s-1").stream("bash") as call:
-            with pytest.raises(StreamInterrupted, match="no such stream"):
-                await anext(call)
+    async with answering(events(ACCEPTED), NO_STREAM) as client, Session(client, "s-1").stream("bash") as call:
+        with pytest.raises(StreamInterrupted, match="no such stream"):
+            await anext(call)
 
 
 async def test_stream_with_a_gap_is_interrupted() -> None:
     """R28: output that is missing is not passed over."""
     gap = ("output", {"stream": "stdout", "offset": 7, "text": "later"})
-    async with answering(events(ACCEPTED, gap), NO_STREAM) as client:
-        async with Session(client, "s-1").stream("bash") as call:
-            with pytest.raises(StreamInterrupted, match="missing"):
-                await anext(call)
+    async with answering(events(ACCEPTED, gap), NO_STREAM) as client, Session(client, "s-1").stream("bash") as call:
+        with pytest.raises(StreamInterrupted, match="missing"):
+            await anext(call)
 
 
 async def test_stream_without_even_an_acceptance_is_a_lost_connection() -> None:
@@ -341,11 +338,10 @@ async def test_nobody_at_the_url_is_named_with_the_remedy() -> None:
     assert "`sandgate serve`" in str(unreachable.value)
 
 
-@pytest.mark.parametrize("url", ["127.0.0.1:8710", "nonsense", "http://127.0.0.1:99999"])
+@pytest.mark.parametrize("url", ["127.0.0.1:8710", "nonsense", "ftp://host", "http://127.0.0.1:99999", "http://"])
 async def test_url_that_is_none_is_unreachable(url: str) -> None:
-    with pytest.raises(GatewayUnreachable):
-        async with Client(url) as client:
-            await client.sessions()
+    with pytest.raises(GatewayUnreachable, match="no http:// or https:// URL"):
+        Client(url)
 
 
 async def test_unknown_token_is_unauthorized(server: Served) -> None:
@@ -362,10 +358,10 @@ async def test_wider_session_is_refused_naming_the_field(client: Client) -> None
 
 
 async def test_full_gateway_says_when_to_come_back(state_dir: Path) -> None:
-    async with served(state_dir, server={"sessions": 1}) as server, Client(server.url, token_of(server)) as client:
-        async with client.session():
-            with pytest.raises(TooMany) as refused:
-                await client.open_session()
+    async with (served(state_dir, server={"sessions": 1}) as server, Client(server.url, token_of(server)) as client,
+                client.session()):
+        with pytest.raises(TooMany) as refused:
+            await client.open_session()
     assert refused.value.retry_after == 5
 
 
@@ -391,11 +387,12 @@ async def test_field_of_a_newer_gateway_is_passed_over() -> None:
         assert (await Session(client, "s-1").call("bash")).id == "c-1"
 
 
-@pytest.mark.parametrize("kind", sorted(
-    {value for name in httpx2.__all__ if isinstance(value := getattr(httpx2, name), type)
-     and issubclass(value, (httpx2.HTTPError, httpx2.StreamError, httpx2.InvalidURL))}, key=lambda one: one.__name__))
-async def test_every_error_of_the_http_library_becomes_ours(kind: type[Exception]) -> None:
-    error = kind.__new__(kind, "secret")
+@pytest.mark.parametrize("name", [
+    name for name in httpx2.__all__ if isinstance(kind := getattr(httpx2, name), type)
+    and issubclass(kind, (httpx2.HTTPError, httpx2.StreamError, httpx2.InvalidURL))])
+async def test_every_error_of_the_http_library_becomes_ours(name: str) -> None:
+    kind = getattr(httpx2, name)
+    error: Exception = kind.__new__(kind, "secret")
     with pytest.raises(ClientError) as mapped, client_module._mapped("http://gateway"):
         raise error
     assert mapped.value.__cause__ is error
@@ -419,11 +416,10 @@ async def test_gateway_of_this_machine_is_not_asked_through_a_proxy(server: Serv
 
 async def test_base_install_is_enough() -> None:
     """Neither module loads a package that only the server has."""
-    code = "import sys, gateway.client, gateway.filesystem; print(sorted({name.partition('.')[0] for name in sys.modules}))"
+    code = "import sys, gateway.client, gateway.filesystem; print(*{name.partition('.')[0] for name in sys.modules})"
     done = await anyio.run_process([sys.executable, "-c", code], stderr=subprocess.STDOUT)
-    loaded = set(done.stdout.decode().replace("'", "").strip("[]\n").split(", "))
-    assert loaded & {"fastapi", "starlette", "uvicorn", "jsonschema", "pydantic_settings", "re2", "cyclopts",
-                     "sandboxes", "stores"} == set()
+    of_the_server = {"fastapi", "starlette", "uvicorn", "jsonschema", "pydantic_settings", "re2", "sandboxes", "stores"}
+    assert set(done.stdout.decode().split()) & of_the_server == set()
 
 
 # what models' APIs give and take
@@ -588,7 +584,8 @@ def below(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if not path.is_dir()}
 
 
-@pytest.mark.parametrize("name", ["a b", "50%", "a?b", "a#b", "ä", "a+b", "-rf", "a\\b", "x\udcff", "a%2fb", "...", " "])
+@pytest.mark.parametrize("name", ["a b", "50%", "a?b", "a#b", "ä", "a+b", "-rf", "a\\b", "x\udcff", "a%2fb", "...",
+                                  " "])
 async def test_name_arrives_exactly(session: Session, name: str) -> None:
     await session.write_file(f"names/{name}", "content")
     listed = await session.files("names")

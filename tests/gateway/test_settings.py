@@ -99,7 +99,7 @@ def test_missing_file_names_the_remedy(tmp_path: Path) -> None:
 
 def test_settings_are_frozen() -> None:
     with pytest.raises(ValueError, match="frozen"):
-        Settings().server.port = 1  # type: ignore[misc]
+        Settings().server.port = 1
 
 
 def test_state_folder_comes_from_option_then_variable(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -242,6 +242,17 @@ async def test_planted_set_uid_has_no_effect(local: LocalSandbox, tmp_path: Path
     assert "nosuid" in (await sh(local, "grep ' /workspace ' /proc/self/mountinfo")).text
 
 
+async def test_folders_deeper_than_any_path(local: LocalSandbox) -> None:
+    """A38: 10,000 levels, the deepest closed: beyond what one path can name."""
+    code = ("import os; os.mkdir('top'); os.chdir('top')\n"
+            "for _ in range(10000): os.mkdir('d'); os.chdir('d')\nos.chmod('.', 0)")
+    assert (await python(local, code)).exit == Exit("exit", 0)
+    listing = await local.list(recursive=True)
+    assert (len(listing.entries), listing.complete) == (100, False)
+    await local.remove("top", recursive=True)
+    assert (await local.list()).entries == ()
+
+
 async def test_host_folders_are_closed(local: LocalSandbox, tmp_path: Path) -> None:
     """A42, for workspaces: nobody else on this machine reads them."""
     for path in ("state", "state/workspaces", "state/workspaces/session", "state/workspaces/session/workspace"):

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from sandboxes import SandboxUnavailable, cgroups
 from sandboxes.cgroups import Counters, Groups, find_groups
 from sandboxes.sandbox import Limits
 
@@ -14,7 +15,7 @@ def make_proc(tmp_path: Path, mounts: list[tuple[str, str, str]], own: str) -> P
     proc = tmp_path / "proc"
     proc.mkdir()
     lines = [f"30 29 0:27 / {place} rw shared:1 - {kind} {kind} {options}" for place, kind, options in mounts]
-    (proc / "mountinfo").write_text("\n".join(lines) + "\n")
+    (proc / "mountinfo").write_text("\n".join(lines))
     (proc / "cgroup").write_text(own)
     return proc
 
@@ -31,23 +32,28 @@ def test_version_1_is_found_below_our_own_group(tmp_path: Path) -> None:
     assert (folder / "memory.limit_in_bytes").read_text() == str(1 << 20)
     assert (tmp_path / "pids/sandgate-x/s/pids.max").read_text() == "18"
     assert (tmp_path / "cpu/sandgate-x/s/cpu.cfs_quota_us").read_text() == "50000"
-    assert set(group.procs) == {tmp_path / name / "sandgate-x/s/cgroup.procs" for name in ("memory/here", "pids", "cpu")}
+    assert set(group.procs) == {
+        tmp_path / f"{name}/sandgate-x/s/cgroup.procs" for name in ("memory/here", "pids", "cpu")}
     (folder / "memory.oom_control").write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 3\n")
     (tmp_path / "pids/sandgate-x/s/pids.events").write_text("max 7\n")
     assert group.counters() == Counters(3, 7)
 
 
-def test_version_2_is_used_where_it_is_delegated(tmp_path: Path) -> None:
+def test_version_2_is_used_where_it_is_delegated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     base = tmp_path / "unified/user"
     base.mkdir(parents=True)
     proc = make_proc(tmp_path, [(str(tmp_path / "unified"), "cgroup2", "rw")], "0::/user\n")
-    for folder in (base, base / "sandgate-x"):
-        folder.mkdir(exist_ok=True)
-        (folder / "cgroup.controllers").write_text("cpu memory pids\n")
-        (folder / "cgroup.subtree_control").write_text("cpu memory pids\n")
+    enabled: list[Path] = []
+
+    def enable(folder: Path) -> tuple[str, ...]:
+        enabled.append(folder)
+        return cgroups.CONTROLLERS
+
+    monkeypatch.setattr(cgroups, "_enable", enable)
     groups = find_groups("x", proc)
-    assert groups.controllers == {"pids"}  # a plain file keeps only the last of the three writes
-    group = Groups(dict.fromkeys(("memory", "pids", "cpu"), base / "sandgate-x"), 2).create("s", LIMITS)
+    assert groups.controllers == {"memory", "pids", "cpu"}
+    assert enabled == [base, base / "sandgate-x"]
+    group = groups.create("s", LIMITS)
     folder = base / "sandgate-x/s"
     assert (folder / "memory.max").read_text() == str(1 << 20)
     assert (folder / "cpu.max").read_text() == "50000 100000"
@@ -77,9 +83,17 @@ def test_only_our_own_groups_are_swept(tmp_path: Path) -> None:
     assert (theirs / "live").exists()
 
 
-def test_a_limit_that_is_refused_is_told(tmp_path: Path) -> None:
-    from sandboxes import SandboxUnavailable
+def test_version_2_is_not_used_where_it_is_not_delegated(tmp_path: Path) -> None:
+    """As on a machine whose controllers are all with version 1, or whose user has none."""
+    (tmp_path / "unified").mkdir()
+    (tmp_path / "unified/cgroup.controllers").write_text("")
+    (tmp_path / "unified/cgroup.subtree_control").write_text("")
+    proc = make_proc(tmp_path, [(str(tmp_path / "unified"), "cgroup2", "rw")], "0::/\n")
+    assert find_groups("x", proc).controllers == frozenset()
 
+
+def test_a_limit_that_is_refused_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cgroups, "_REMOVE_SECONDS", 0)
     (tmp_path / "p/s/pids.max").mkdir(parents=True)
     with pytest.raises(SandboxUnavailable, match="limited"):
         Groups({"pids": tmp_path / "p"}, 1).create("s", LIMITS)

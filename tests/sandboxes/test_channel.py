@@ -97,6 +97,11 @@ async def test_a_well_behaved_end_is_believed(scripted: Script) -> None:
     await process.aclose()
 
 
+async def start_and_wait(sandbox: ScriptedSandbox) -> None:
+    async with await sandbox.start(["x"]) as process:
+        await process.wait()
+
+
 @pytest.mark.parametrize("line", [
     b"exit -1 0\n", b"exit 0\n", b"exit 0 0 0\n", b"exit 1e3 0\n", b"hello\n", b"\n", b"errno \n", b"errno enoent\n",
     b"file nonsense\n", b"exit 0 0" + b" " * 60 + b"\n", b"x" * 65, b"\xff\xfe\n", b"stuck\n", "exit ٣ 0\n".encode(),
@@ -105,11 +110,7 @@ async def test_nonsense_ends_the_sandbox(scripted: Script, line: bytes) -> None:
     """Everything from inside is untrusted: one word out of place, and the sandbox is ended."""
     sandbox, inner = scripted(saying(b"accepted\nspawned\n", line, wait=True))
     with anyio.fail_after(3), pytest.raises(SandboxLost):
-        process = await sandbox.start(["x"])
-        try:
-            await process.wait()
-        finally:
-            await process.aclose()
+        await start_and_wait(sandbox)
     assert inner.ended == 1
     assert not sandbox.alive
 
@@ -227,7 +228,7 @@ def test_paths_become_absolute(path: str, full: str) -> None:
     assert inside(path) == full
 
 
-@pytest.mark.parametrize("path", ["..", "/", "/tmpx", "/home", "/home/agent/..", "a\0", "/workspace/../root", "a/../.."])
+@pytest.mark.parametrize("path", ["..", "/", "/tmpx", "/home", "/home/agent/..", "a\0", "/workspace/../x", "a/../.."])
 def test_paths_outside_are_refused(path: str) -> None:
     """A36."""
     with pytest.raises(FileRefused) as refused:

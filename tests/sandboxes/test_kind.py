@@ -11,6 +11,7 @@ import pytest
 
 from sandboxes import LocalKind, SandboxLost, SandboxSpec, SandboxUnavailable, bwrap, machine
 from sandboxes.errors import SandboxError
+from tests.sandboxes.conformance import deep_folders
 from tests.sandboxes.support import gone, host_processes, read, sh
 
 pytestmark = [pytest.mark.anyio, pytest.mark.needs("local")]
@@ -155,8 +156,8 @@ async def test_destroy_removes_anything(kind: LocalKind, tmp_path: Path) -> None
     """A38, R54: closed folders, 2,000 levels, odd names, an open sandbox; verified, and twice is fine."""
     sandbox = await kind.open(SandboxSpec("s"))
     await sh(sandbox, "mkdir -p a/b c; touch a/b/f c/g; chmod 000 a/b a; chmod 555 c; ln -s /etc e; "
-                      "printf x > \"$(printf 'a\\nb')\"; cd /home/agent; mkdir t; cd t; i=0; "
-                      "while [ $i -lt 2000 ]; do mkdir d; cd -P d || exit; i=$((i+1)); done; chmod 000 . /workspace")
+                      "printf x > \"$(printf 'a\\nb')\"; cd /home/agent; mkdir t; cd t; "
+                      f"{deep_folders(2000)}; chmod 000 . /workspace")
     async with await sandbox.start(["sh", "-c", "exec 9>/home/agent/busy; sleep 300.38"], cwd="/home/agent"):
         await kind.destroy("s")
     assert list((tmp_path / "state/workspaces").iterdir()) == []

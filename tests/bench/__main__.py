@@ -1,0 +1,72 @@
+"""`make bench`: every figure, side by side with the peers' in one run; also as JSON in `.bench/latest.json`."""
+
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from tests.bench.figures import Figure, at_most, shown
+from tests.bench.http import measure_floods, measure_http
+from tests.bench.peers.run import measure_peers
+from tests.bench.sandbox import measure_sandbox
+
+ROOT = Path(__file__).parents[2]
+LATEST = ROOT / ".bench" / "latest.json"
+
+
+def main() -> int:
+    figures = [*measure_sandbox(), *measure_http(), *measure_floods(), *_peers()]
+    if "--no-tests" not in sys.argv:
+        figures.append(_tests())
+    machine = _machine()
+    _print(figures, machine)
+    LATEST.parent.mkdir(exist_ok=True)
+    LATEST.write_text(json.dumps({"machine": machine, "figures": [asdict(one) for one in figures]}, indent=1))
+    return 0
+
+
+def _peers() -> list[Figure]:
+    figures = []
+    for peer in measure_peers():
+        if "error" in peer:
+            figures.append(Figure(f"peer: {peer['name']}", float("nan"), "ms", note=f"not measured: {peer['error']}"))
+            continue
+        note = f"{peer['p50_ms'] / peer['plain_ms']:.1f} x plain; version {peer['version']}"
+        figures.append(shown(f"peer: {peer['name']}, echo hi, p50", peer["p50_ms"], "ms", note))
+    return figures
+
+
+def _tests() -> Figure:
+    started = time.perf_counter()
+    done = subprocess.run(["make", "--no-print-directory", "test"], cwd=ROOT, capture_output=True, check=False)
+    note = "" if done.returncode == 0 else f"FAILED with {done.returncode}"
+    return at_most("make test", (time.perf_counter() - started) / 60, "min", 5, note)
+
+
+def _machine() -> dict[str, str]:
+    cpu = next((line.partition(":")[2].strip() for line in Path("/proc/cpuinfo").read_text().splitlines()
+                if line.startswith("model name")), platform.processor())
+    return {"cpu": cpu, "cores": str(os.cpu_count()), "kernel": platform.release(), "python": platform.python_version(),
+            "user": "root" if os.geteuid() == 0 else "ordinary"}
+
+
+def _print(figures: list[Figure], machine: dict[str, str]) -> None:
+    table = Table(title=", ".join(f"{name} {value}" for name, value in machine.items()))
+    for column in ("figure", "value", "unit", "target", "holds", "note"):
+        table.add_column(column, justify="right" if column == "value" else "left")
+    for one in figures:
+        holds = "" if one.holds is None else "yes" if one.holds else "NO"
+        value = f"{one.value:,.3f}" if one.value < 1 else f"{one.value:,.2f}"
+        table.add_row(one.name, value, one.unit, one.target or "", holds, one.note)
+    Console(width=160).print(table)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
