@@ -586,10 +586,12 @@ class StreamedCall:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        with anyio.move_on_after(CANCEL_SECONDS, shield=True), suppress(ClientError):
-            await self._stack.aclose()
+        with anyio.move_on_after(CANCEL_SECONDS, shield=True):
+            with suppress(ClientError):
+                await self._stack.aclose()
             if self._result is None and not self._interrupted:
-                await self._client._ask(_Cancelled, "POST", f"{self._path}/{_segment(self.id)}/cancel")
+                with suppress(ClientError):
+                    await self._client._ask(_Cancelled, "POST", f"{self._path}/{_segment(self.id)}/cancel")
 
     def __aiter__(self) -> Self:
         return self

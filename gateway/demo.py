@@ -150,10 +150,10 @@ async def run_demo() -> Report:
     return replace(report, left_behind=tuple(left), seconds=round(time.perf_counter() - started, 3))
 
 
-async def first_kind(folder: Path) -> tuple[str, tuple[Probe, ...]]:
+async def first_kind(folder: Path, names: Sequence[str] = KINDS) -> tuple[str, tuple[Probe, ...]]:
     """The first kind that works here, and the probes of those before it."""
     refused: list[Probe] = []
-    for name in KINDS:
+    for name in names:
         probe = await _probe(name, folder)
         if probe.works:
             return name, tuple(refused)

@@ -55,6 +55,7 @@ from stores import ResultStore, StoreError
 logger = logging.getLogger(__name__)
 
 SWEEP_SECONDS = 1.0
+TIDY_SECONDS = 10.0
 HOOK_RESULT_BYTES = 1 << 20
 """How much of one stream a post hook sees in the result itself; the rest is in `ctx.body`."""
 OVERRUN_SECONDS = 5.0
@@ -119,6 +120,7 @@ class Gateway:
         self._offload = offload
         self._spools = spools
         self._tasks: TaskGroup | None = None
+        self._tidied = 0.0
         self._keyed: dict[tuple[str, str], tuple[str, ActiveCall]] = {}
         self._ended: list[tuple[float, Session, ActiveCall]] = []
 
@@ -126,24 +128,26 @@ class Gateway:
     async def run(self) -> AsyncIterator["Gateway"]:
         """Take up what an earlier process left, then serve until the block ends; calls still running then are given
         `stop_seconds` and end `cancelled`. Open sessions keep their workspaces and go on at the next start."""
-        await self._restore()
-        async with anyio.create_task_group() as tasks:
-            self._tasks = tasks
-            tasks.start_soon(self._sweep)
-            try:
-                yield self
-            finally:
-                with anyio.CancelScope(shield=True):
-                    await self._stop()
-                tasks.cancel_scope.cancel()
-        with anyio.CancelScope(shield=True):
-            for kind in self.profiles.kinds().values():
-                await kind.aclose()
-            await self.results.aclose()
-            await self.journal.aclose()
+        try:
+            await self._restore()
+            async with anyio.create_task_group() as tasks:
+                self._tasks = tasks
+                tasks.start_soon(self._sweep)
+                try:
+                    yield self
+                finally:
+                    with anyio.CancelScope(shield=True):
+                        await self._stop()
+                    tasks.cancel_scope.cancel()
+        finally:  # also where the block, or taking up, has failed
+            with anyio.CancelScope(shield=True):
+                for kind in self.profiles.kinds().values():
+                    await kind.aclose()
+                await self.results.aclose()
+                await self.journal.aclose()
 
     async def _restore(self) -> None:
-        interrupted = await self.journal.interrupt_unfinished()
+        interrupted = self.journal.interrupt_unfinished()
         if interrupted:
             logger.warning("%d calls were interrupted by the end of an earlier process", interrupted)
         for row in await self.journal.sessions():
@@ -152,7 +156,7 @@ class Gateway:
             except SandgateError as error:
                 logger.warning("session %s cannot go on: %s", row.id, error.message)
                 if row.state == "open":
-                    await self.journal.end_session(
+                    self.journal.end_session(
                         CloseReport(id=row.id, state="closed", reason=error.message), time.time())
                 continue
             session.state, session.close_report = row.state, row.close_report
@@ -176,7 +180,7 @@ class Gateway:
 
     async def _stop(self) -> None:
         await self.drain()
-        await self.journal.touch_sessions([(one.id, one.last_used) for one in self.sessions.open])
+        self.journal.touch_sessions([(one.id, one.last_used) for one in self.sessions.open])
         for session in self.sessions.open:
             await session.suspend()
         for _, _, active in self._ended:
@@ -201,7 +205,7 @@ class Gateway:
                          last_used=now, expires=now + self.profiles.lifetime_seconds(request))
         session = self.profiles.session(row, request)
         await self._check_kind(session)
-        await self.journal.add_session(row)
+        self.journal.add_session(row)
         self.sessions.add(session)
         try:
             if session.sandbox_hooks:
@@ -227,7 +231,7 @@ class Gateway:
         except SandboxError as left:
             logger.error("session %s: %s", session.id, left.message)
         report = CloseReport(id=session.id, state="closed", reason=f"not opened: {type(error).__name__}")
-        await self.journal.end_session(report, time.time())
+        self.journal.end_session(report, time.time())
         session.close_report = report
         session.closed.set()
         self.sessions.forget([session.id])
@@ -251,7 +255,7 @@ class Gateway:
             except Exception as error:
                 logger.exception("closing session %s", session.id)
                 report = CloseReport(id=session.id, state=state, reason=reason, failed=(f"internal: {error}",))
-            await self.journal.end_session(report, time.time())
+            self.journal.end_session(report, time.time())
             session.state, session.close_report = state, report
             session.closed.set()
         return report
@@ -261,8 +265,10 @@ class Gateway:
 
     # calls
 
-    async def start_call(self, session: Session, request: CallRequest, key: str | None = None) -> ActiveCall:
-        """Accept a call; its record is written when this returns, and it runs on by itself.
+    async def start_call(self, session: Session, request: CallRequest, key: str | None = None, *,
+                         streamed: bool = False) -> ActiveCall:
+        """Accept a call; its record is written when this returns, and it runs on by itself. `streamed` keeps its whole
+        output readable, also where only head and tail would be needed.
 
         A key that was used before gives the same call (running or answered), never a second run. Raises NotFound
         (closed session), TooMany (no place for a sandbox), Unprocessable (a key used for another request).
@@ -272,21 +278,23 @@ class Gateway:
             raise NotFound("this session is closed", "Its results can be read until retention ends; open another.",
                            code="session_closed")
         if key is None:
-            return await self._accept(session, request, None, None)
+            return self._accept(session, request, None, None, streamed=streamed)
         fingerprint = _fingerprint(request)
         async with session.keys:
             earlier = await self._earlier(session, key, fingerprint)
-            return earlier or await self._accept(session, request, key, fingerprint)
+            return earlier or self._accept(session, request, key, fingerprint, streamed=streamed)
 
-    async def _accept(self, session: Session, request: CallRequest, key: str | None,
-                      fingerprint: str | None) -> ActiveCall:
-        if not session.sandbox_alive:
-            self.places.check()
+    def _accept(self, session: Session, request: CallRequest, key: str | None, fingerprint: str | None, *,
+                streamed: bool) -> ActiveCall:
         call = self._call(session, request)
-        active = self._active(session, call, keyed=key is not None)
+        tool = self.toolbox.get(call.tool)
+        if tool is not None and tool.needs_sandbox and not session.sandbox_alive:
+            self.places.check()
+        session.sequence = call.sequence
+        active = self._active(session, call, keyed=key is not None, streamed=streamed)
         session.running[call.id] = active
         try:
-            await self.journal.accept(call, key, fingerprint)
+            self.journal.accept(call, key, fingerprint)
         except BaseException:
             del session.running[call.id]
             active.discard()
@@ -318,16 +326,17 @@ class Gateway:
 
     def _call(self, session: Session, request: CallRequest) -> ToolCall:
         name, arguments = self.toolbox.resolve(request.tool, request.arguments)
-        tool = self.toolbox.get(name)
-        session.sequence += 1
-        return ToolCall(id=f"c-{session.sequence:04d}", session_id=session.id, sequence=session.sequence, tool=name,
+        tool, sequence = self.toolbox.get(name), session.sequence + 1
+        return ToolCall(id=f"c-{sequence:04d}", session_id=session.id, sequence=sequence, tool=name,
                         source=tool.definition.source if tool else "builtin", arguments=arguments,
                         original_arguments=request.arguments, requested_tool=request.tool, call_id=request.call_id,
                         turn_id=request.turn_id)
 
-    def _active(self, session: Session, call: ToolCall, *, keyed: bool) -> ActiveCall:
+    def _active(self, session: Session, call: ToolCall, *, keyed: bool, streamed: bool) -> ActiveCall:
         shows = session.raw_stream or not self.pipeline.hides_output(call.tool)
-        keep = max(session.limits.output, session.limits.results_size - session.results_bytes)
+        keep = max(session.limits.output, HOOK_RESULT_BYTES)
+        if streamed or self._offload.may_store(call.tool) or self.pipeline.matching(call.tool, "post_tool_call"):
+            keep = max(keep, session.limits.results_size - session.results_bytes)
         return ActiveCall(call, self._streams(keep), shows_output=shows, keyed=keyed)
 
     def _streams(self, keep: int) -> dict[Stream, Spool]:
@@ -347,7 +356,7 @@ class Gateway:
         end = replace(end, keep_answer=active.keyed,
                       result=end.result.model_copy(update={"duration_ms": duration, "hooks": _names(trail)}))
         try:
-            await self.journal.finish(end)
+            self.journal.finish(end)
         finally:
             session.results_bytes += sum(row.bytes for row in end.results)
             session.ended(active)
@@ -526,7 +535,9 @@ class Gateway:
                 active.discard()
                 self._keyed = {key: value for key, value in self._keyed.items() if value[1] is not active}
         self._ended = kept
-        await self._forget_old(now)
+        if monotonic >= self._tidied + TIDY_SECONDS:
+            self._tidied = monotonic
+            await self._tidy(now)
 
     def _end_if_left(self, active: ActiveCall, now: float) -> None:
         """The one rule for clients that are gone: a stream without a key ends some time after its last reader left."""
@@ -537,15 +548,15 @@ class Gateway:
     async def _expire(self, session: Session, reason: str) -> None:
         await self.close_session(session, state="expired", reason=reason)
 
-    async def _forget_old(self, now: float) -> None:
+    async def _tidy(self, now: float) -> None:
         for row in await self.journal.expired_results(now):
             try:
                 await self.results.delete(row.session_id, row.key)
             except StoreError as error:
                 logger.warning("expired result %s of %s not deleted: %s", row.key, row.session_id, error)
                 continue
-            await self.journal.mark_deleted([row], now)
-        self.sessions.forget(await self.journal.forget(now - self.options.records_seconds))
+            self.journal.mark_deleted([row], now)
+        self.sessions.forget(await self.journal.tidy(now - self.options.records_seconds))
 
     def _check_running(self) -> None:
         if self.stopping or self._tasks is None:

@@ -73,5 +73,5 @@ class SessionResults:
         stored = await self.store.put(self.session_id, key, source, media_type)
         row = ResultRow(session_id=self.session_id, key=key, call_id=None, stream="stdout", bytes=stored.bytes,
                         media_type=media_type, sha256=stored.sha256, created=time.time(), expires=expires)
-        await self.journal.add_result(row)
+        self.journal.add_result(row)
         return row

@@ -145,6 +145,7 @@ class Call:
         self._begun = asyncio.Event()
         self._over = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
+        self._writer: asyncio.Future[None] | None = None
         self.killed = False
         self.accepted = False
         self._on_end = on_end
@@ -160,11 +161,24 @@ class Call:
         return request[sent:]
 
     async def send_rest(self, rest: bytes) -> None:
+        """Send what `begin` left, as the slot takes it; a call that ends meanwhile says why itself."""
         view = memoryview(rest)
         while view and self.ended is None:
-            await anyio.wait_writable(self._control)
-            with contextlib.suppress(BlockingIOError, BrokenPipeError, ConnectionResetError):
-                view = view[self._control.send(view) :]
+            self._writer = self._loop.create_future()
+            self._loop.add_writer(self._control.fileno(), _resolve, self._writer)
+            try:
+                await self._writer
+            finally:
+                self._forget_writer()
+            if self.ended is None:
+                with contextlib.suppress(BlockingIOError, BrokenPipeError, ConnectionResetError):
+                    view = view[self._control.send(view) :]
+
+    def _forget_writer(self) -> None:
+        if self._writer is not None:
+            self._loop.remove_writer(self._control.fileno())
+            _resolve(self._writer)
+            self._writer = None
 
     async def begun(self) -> None:
         """Return when the program runs, or the call is over."""
@@ -204,6 +218,7 @@ class Call:
             return
         self.ended = ended
         self._stop_clock()
+        self._forget_writer()
         self._loop.remove_reader(self._control.fileno())
         self._control.close()
         self._channel.forget(self)
@@ -270,24 +285,12 @@ class Call:
 
 
 def pipe_for_output(size: int = PIPE_BYTES) -> tuple[int, int]:
-    """Make a pipe whose read end, ours, does not block."""
+    """Make a pipe of that size, 0 for the usual one."""
     reader, writer = os.pipe2(os.O_CLOEXEC)
-    os.set_blocking(reader, False)
     if size:
         with contextlib.suppress(OSError):  # EPERM: this user's pipes are at their limit, a small one works too
             fcntl.fcntl(writer, _F_SETPIPE_SZ, size)
     return reader, writer
-
-
-async def _ready(loop: asyncio.AbstractEventLoop, fd: int, write: bool) -> None:
-    """Wait until a descriptor of ours is ready; cheaper than anyio's, which keeps a table for all tasks."""
-    done = loop.create_future()
-    add, remove = (loop.add_writer, loop.remove_writer) if write else (loop.add_reader, loop.remove_reader)
-    add(fd, _resolve, done)
-    try:
-        await done
-    finally:
-        remove(fd)
 
 
 def _resolve(done: "asyncio.Future[None]") -> None:
@@ -295,23 +298,59 @@ def _resolve(done: "asyncio.Future[None]") -> None:
         done.set_result(None)
 
 
-class OutputPipe(ByteReceiveStream):
+class _Pipe:
+    """Our end of a pipe, non-blocking. Closing it wakes who waits for it."""
+
+    def __init__(self, fd: int, *, writes: bool) -> None:
+        self._fd = fd
+        self._loop = asyncio.get_running_loop()
+        self._writes = writes
+        self._waiter: asyncio.Future[None] | None = None
+        if fd >= 0:
+            os.set_blocking(fd, False)
+
+    async def _ready(self) -> None:
+        """Wait until the descriptor is ready, or closed; cheaper than anyio's, which keeps a table for all tasks."""
+        self._waiter = self._loop.create_future()
+        add = self._loop.add_writer if self._writes else self._loop.add_reader
+        add(self._fd, _resolve, self._waiter)
+        try:
+            await self._waiter
+        finally:
+            self._unwatch()
+
+    def _unwatch(self) -> None:
+        if self._waiter is None:
+            return
+        (self._loop.remove_writer if self._writes else self._loop.remove_reader)(self._fd)
+        _resolve(self._waiter)
+        self._waiter = None
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            self._unwatch()
+            os.close(self._fd)
+            self._fd = -1
+
+    async def aclose(self) -> None:
+        self.close()
+
+
+class OutputPipe(_Pipe, ByteReceiveStream):
     """Our end of a program's output. It ends at end of file, or with what was in the pipe when the call was over:
     whoever else got hold of the other end cannot keep us."""
 
     def __init__(self, fd: int) -> None:
-        self._fd = fd
-        self._loop = asyncio.get_running_loop()
+        super().__init__(fd, writes=False)
         self._size = 16 * 1024
         self._left: int | None = None
-        self._waiter: asyncio.Future[None] | None = None
 
     async def receive(self, max_bytes: int = CHUNK_BYTES) -> bytes:
         while True:
             data = self._take(max_bytes)
             if data is not None:
                 return data
-            await self._wait()
+            await self._ready()
 
     def _take(self, max_bytes: int) -> bytes | None:
         if self._fd < 0:
@@ -334,16 +373,6 @@ class OutputPipe(ByteReceiveStream):
             self._size = min(4 * self._size, CHUNK_BYTES)
         return data
 
-    async def _wait(self) -> None:
-        self._waiter = self._loop.create_future()
-        self._loop.add_reader(self._fd, _resolve, self._waiter)
-        try:
-            await self._waiter
-        finally:
-            self._waiter = None
-            if self._fd >= 0:
-                self._loop.remove_reader(self._fd)
-
     def end(self) -> None:
         """The call is over: every process that may write is dead, so what is in the pipe now is all."""
         if self._fd < 0 or self._left is not None:
@@ -351,30 +380,14 @@ class OutputPipe(ByteReceiveStream):
         pending = array.array("i", [0])
         fcntl.ioctl(self._fd, termios.FIONREAD, pending)
         self._left = pending[0]
-        if self._waiter is not None:
-            _resolve(self._waiter)
-
-    def close(self) -> None:
-        if self._fd < 0:
-            return
-        if self._waiter is not None:
-            self._loop.remove_reader(self._fd)
-            _resolve(self._waiter)
-        os.close(self._fd)
-        self._fd = -1
-
-    async def aclose(self) -> None:
-        self.close()
+        self._unwatch()
 
 
-class InputPipe(ByteSendStream):
+class InputPipe(_Pipe, ByteSendStream):
     """Our end of a program's input; -1 makes one that is closed from the start."""
 
     def __init__(self, fd: int) -> None:
-        self._fd = fd
-        self._loop = asyncio.get_running_loop()
-        if fd >= 0:
-            os.set_blocking(fd, False)
+        super().__init__(fd, writes=True)
 
     async def send(self, item: bytes) -> None:
         view = memoryview(item)
@@ -384,17 +397,9 @@ class InputPipe(ByteSendStream):
             try:
                 view = view[os.write(self._fd, view) :]
             except BlockingIOError:
-                await _ready(self._loop, self._fd, write=True)
+                await self._ready()
             except BrokenPipeError:
                 raise anyio.BrokenResourceError from None
-
-    def close(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
-
-    async def aclose(self) -> None:
-        self.close()
 
 
 def refuse(ended: Ended, what: str) -> NoReturn:

@@ -12,7 +12,7 @@ Messages are NUL-separated fields:
 The first descriptor becomes the standard error of bubblewrap, the others its descriptors 3, 4, 5 and so on.
 """
 
-# ruff: noqa: PTH102, S606 - few imports; starting programs is what it is for
+# ruff: noqa: PTH102, PTH123, PTH208, S606, SIM105, UP031 - few imports; starting programs is what it is for
 
 from __future__ import annotations
 
@@ -24,10 +24,13 @@ import os
 import select
 import stat
 import sys
+import time
 
 MS_BIND, MS_REC, MS_PRIVATE = 4096, 16384, 1 << 18
 MS_NOSUID, MS_NODEV = 2, 4
 CLONE_NEWNS = 0x20000
+PR_SET_CHILD_SUBREAPER = 36
+END_SECONDS = 2.0
 FIRST_FD = 3
 MESSAGE_BYTES = 200_000
 MAX_FDS = 64
@@ -117,6 +120,35 @@ def drop_to(uid: int) -> None:
     os.setresuid(uid, uid, uid)
 
 
+def kill(pid: int) -> None:
+    try:
+        os.kill(pid, _signal.SIGKILL)
+    except OSError:
+        pass
+
+
+def children() -> set[int]:
+    """Our children: bubblewraps, and as a subreaper what a killed bubblewrap left.
+
+    A bubblewrap that is killed while it starts leaves its child waiting for it for ever: the child has not yet asked
+    to die with its parent.
+    """
+    me = os.getpid()
+    try:
+        with open("/proc/self/task/%d/children" % me, "rb") as file:
+            return {int(pid) for pid in file.read().split()}
+    except OSError:
+        return {pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if parent(pid) == me}
+
+
+def parent(pid: int) -> int:
+    try:
+        with open("/proc/%d/stat" % pid, "rb") as file:
+            return int(file.read(1024).rpartition(b")")[2].split()[1])
+    except OSError:
+        return 0
+
+
 class Launcher:
     """The loop: requests from the gateway, ends of bubblewraps."""
 
@@ -135,8 +167,7 @@ class Launcher:
                 self.reap()
             if self.gateway.fileno() in ready and not self.request():
                 break
-        for pid in self.running:
-            os.kill(pid, _signal.SIGKILL)
+        self.end()
 
     def request(self) -> bool:
         data, control, _, _ = self.gateway.recvmsg(
@@ -167,26 +198,43 @@ class Launcher:
     def kill(self, identifier: bytes) -> None:
         for pid, running in self.running.items():
             if running == identifier:
-                os.kill(pid, _signal.SIGKILL)
+                kill(pid)
 
-    def reap(self) -> None:
+    def reap(self) -> bool:
+        """Report the bubblewraps that ended, and kill what one that was killed left behind; False when none is left."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
             except ChildProcessError:
-                return
+                return False
             if pid == 0:
-                return
-            self.tell(b"exited", self.running.pop(pid, b""), status)
+                return True
+            if pid in self.running:
+                identifier = self.running.pop(pid)
+                for stray in children() - self.running.keys():
+                    kill(stray)
+                self.tell(b"exited", identifier, status)
+
+    def end(self) -> None:
+        """Kill every bubblewrap, and wait for them and their strays, for a bounded time."""
+        for pid in self.running:
+            kill(pid)
+        deadline = time.monotonic() + END_SECONDS
+        while self.reap() and time.monotonic() < deadline:
+            select.select([self.wake], [], [], 0.01)
 
     def tell(self, word: bytes, identifier: bytes, number: int) -> None:
-        self.gateway.send(b"%s\0%s\0%d" % (word, identifier, number))
+        try:
+            self.gateway.send(b"%s\0%s\0%d" % (word, identifier, number))
+        except OSError:  # the gateway is gone: the loop sees it next
+            pass
 
 
 def main(fd: int) -> None:
     for number in (_signal.SIGINT, _signal.SIGTERM, _signal.SIGHUP, _signal.SIGPIPE):
-        _signal.signal(number, _signal.SIG_IGN)  # a terminal's Ctrl-C is for the gateway, which then closes us
+        _signal.signal(number, _signal.SIG_IGN)
     os.chdir("/")
+    libc("prctl", PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     os.set_inheritable(fd, False)
     Launcher(_socket.socket(-1, -1, -1, fd)).serve()
 

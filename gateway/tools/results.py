@@ -17,6 +17,7 @@ class ReadResult:
     """Pages of a stored result, by bytes, by lines or by pattern; or the whole of it into a file."""
 
     aliases: ClassVar[tuple[Alias, ...]] = ()
+    needs_sandbox: ClassVar[bool] = False
     definition: ClassVar[ToolDefinition] = ToolDefinition(
         name="read_result",
         description=(f"Read a stored result of this session, at most {PAGE_BYTES:,} bytes a call: from a byte offset, "

@@ -77,6 +77,7 @@ def outcome_of(result: ExecResult, seconds: float) -> Outcome:
 class Bash:
     """A new shell for each call."""
 
+    needs_sandbox: ClassVar[bool] = True
     aliases: ClassVar[tuple[Alias, ...]] = (
         Alias("Bash", (("timeout", "timeout_s"), ("description", None)), milliseconds=("timeout",)),
         Alias("execute", (("timeout", "timeout_s"),)),
@@ -101,6 +102,7 @@ class Bash:
 class Python:
     """A new interpreter for each call."""
 
+    needs_sandbox: ClassVar[bool] = True
     aliases: ClassVar[tuple[Alias, ...]] = (Alias("code_execution"), Alias("Python"))
     definition: ClassVar[ToolDefinition] = ToolDefinition(
         name="python",
@@ -133,6 +135,7 @@ async def _say(sink: Sink, text: str) -> None:
 class ReadFile:
     """Numbered lines of a text file, a page at a time."""
 
+    needs_sandbox: ClassVar[bool] = True
     aliases: ClassVar[tuple[Alias, ...]] = (Alias("Read", (("pages", None),)), Alias("view", (("path", "file_path"),)))
     definition: ClassVar[ToolDefinition] = ToolDefinition(
         name="read_file",
@@ -166,6 +169,7 @@ class ReadFile:
 class WriteFile:
     """A whole file, written or not at all."""
 
+    needs_sandbox: ClassVar[bool] = True
     aliases: ClassVar[tuple[Alias, ...]] = (
         Alias("Write"), Alias("create", (("path", "file_path"), ("file_text", "content"))))
     definition: ClassVar[ToolDefinition] = ToolDefinition(
@@ -185,6 +189,7 @@ class WriteFile:
 class EditFile:
     """One exact replacement; ambiguous ones are refused."""
 
+    needs_sandbox: ClassVar[bool] = True
     aliases: ClassVar[tuple[Alias, ...]] = (
         Alias("Edit"), Alias("str_replace", (("path", "file_path"), ("old_str", "old_string"), ("new_str", "new_string"))))
     definition: ClassVar[ToolDefinition] = ToolDefinition(
@@ -217,6 +222,7 @@ class EditFile:
 class Ls:
     """One folder."""
 
+    needs_sandbox: ClassVar[bool] = True
     aliases: ClassVar[tuple[Alias, ...]] = (Alias("LS"),)
     definition: ClassVar[ToolDefinition] = ToolDefinition(
         name="ls", description=f"List a folder: kind, size and name of at most {MAX_ENTRIES:,} entries.",
@@ -238,6 +244,7 @@ def _ls_line(entry: Entry) -> str:
 class Glob:
     """Files by pattern, the newest first."""
 
+    needs_sandbox: ClassVar[bool] = True
     aliases: ClassVar[tuple[Alias, ...]] = (Alias("Glob"),)
     definition: ClassVar[ToolDefinition] = ToolDefinition(
         name="glob",
@@ -261,6 +268,7 @@ class Glob:
 class Grep:
     """Lines by regular expression, by ripgrep inside the sandbox."""
 
+    needs_sandbox: ClassVar[bool] = True
     aliases: ClassVar[tuple[Alias, ...]] = (
         Alias("Grep", (("-i", "ignore_case"), ("-n", None), ("head_limit", "max_matches"), ("-C", "context"))),)
     definition: ClassVar[ToolDefinition] = ToolDefinition(
@@ -340,6 +348,7 @@ class Page:
 class CommandTool:
     """A program with an argv template, from the configuration: `{name}` in an item stands for that argument."""
 
+    needs_sandbox: ClassVar[bool] = True
     definition: ToolDefinition
     argv: tuple[str, ...]
     timeout_seconds: float | None = None

@@ -58,6 +58,7 @@ class Tool(Protocol):
     """
 
     aliases: ClassVar[tuple["Alias", ...]] = ()
+    needs_sandbox: ClassVar[bool] = True
 
     @property
     def definition(self) -> ToolDefinition: ...

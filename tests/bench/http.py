@@ -143,10 +143,10 @@ def measure_floods() -> list[Figure]:
     with serving(hooks=False) as server:
         session = server.session()
         server.call(session, "bash", command="seq 1 50000")
-        with _memory(server.process) as capped:
+        with memory_growth(server.process) as capped:
             server.call(session, "python", code=code)
         started = time.perf_counter()
-        with _memory(server.process) as stored:
+        with memory_growth(server.process) as stored:
             result = server.call(session, "bash", command=f"python3 -c \"{code}\"")
         seconds = time.perf_counter() - started
         [reference] = result["references"]
@@ -157,7 +157,7 @@ def measure_floods() -> list[Figure]:
 
 
 @contextmanager
-def _memory(process: psutil.Process) -> Iterator[list[float]]:
+def memory_growth(process: psutil.Process) -> Iterator[list[float]]:
     """The most that the process's resident memory grew by inside the block, in MB, looked at 50 times a second."""
     base = process.memory_info().rss
     peak, done = [base], threading.Event()

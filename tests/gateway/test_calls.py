@@ -49,7 +49,7 @@ async def test_arguments_against_the_schema_are_invalid(gateway: Gateway, argume
 async def test_timeout_keeps_partial_output_and_kills_the_tree(gateway: Gateway) -> None:
     """A20, R01, R26: the output so far comes back, and no process is left."""
     session = await opened(gateway)
-    command = "echo begun; sleep 600 & sleep 600 & sleep 600"
+    command = "echo begun; sleep 600 & sleep 600 & sleep 600 & wait"
     result = await called(gateway, session, "bash", command=command, timeout_s=0.5)
     assert (result.status, result.content[0].text) == ("timeout", "begun\n")
     assert result.error is not None

@@ -62,6 +62,7 @@ class Wire:
     port: int
     url: str = ""
     dead: bool = False
+    connections: int = 0
     carried: set[anyio.CancelScope] = field(default_factory=set)
 
     def cut(self) -> None:
@@ -69,6 +70,7 @@ class Wire:
             scope.cancel()
 
     async def carry(self, near: SocketStream) -> None:
+        self.connections += 1
         async with near:
             if self.dead:
                 return
@@ -275,6 +277,7 @@ async def test_broken_stream_is_taken_up_where_it_broke(server: Served, wire: Wi
                 if len(parts) in (5, 15, 25):
                     wire.cut()
     assert b"".join(parts) == b"".join(b"%d\n" % i for i in range(1, 61))
+    assert wire.connections >= 4
     assert call.result.status == "ok"
 
 
@@ -481,6 +484,16 @@ async def test_file_goes_there_and_back(session: Session, tmp_path: Path) -> Non
     assert sorted(one.name for one in tmp_path.iterdir() if one.name != "state") == ["a", "b"]
 
 
+@pytest.mark.parametrize("size", [3 << 20, 30 << 20])
+async def test_upload_over_the_limit_is_refused(state_dir: Path, tmp_path: Path, size: int) -> None:
+    (tmp_path / "big").write_bytes(bytes(size))
+    async with (served(state_dir, server={"upload": "2MiB"}) as server, Client(server.url, token_of(server)) as client,
+                client.session() as session):
+        with pytest.raises(Refused) as refused:
+            await session.upload(tmp_path / "big", "big")
+    assert refused.value.status == 413
+
+
 async def test_file_is_downloaded_into_a_folder(session: Session, tmp_path: Path) -> None:
     await session.write_file("out/report.html", "<p>")
     await session.download("out/report.html", tmp_path)
@@ -661,7 +674,7 @@ async def test_result_is_described_without_its_bytes(session: Session) -> None:
 
 async def test_expired_result_is_gone(server: Served, session: Session) -> None:
     reference = (await session.call("bash", {"command": "seq 1 20000"})).references[0].reference
-    await server.gateway.journal.mark_deleted(await server.gateway.journal.results(session.id), 1.0)
+    server.gateway.journal.mark_deleted(await server.gateway.journal.results(session.id), 1.0)
     with pytest.raises(Gone) as gone:
         await session.read_result(reference)
     assert (gone.value.status, gone.value.code) == (410, "expired")

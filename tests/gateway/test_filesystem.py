@@ -4,6 +4,7 @@ import gc
 import io
 import json
 import pickle
+import sys
 import threading
 from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime, timedelta
@@ -96,11 +97,11 @@ async def test_parts_of_a_file_are_read_in_any_order(session: Session) -> None:
     assert await in_thread(seek) == [whole[:10], whole[-7:], whole[20_000:20_007], whole[5:12]]
 
 
-@pytest.mark.parametrize(("start", "end"), [(None, None), (0, 5), (10, 20), (-5, None), (-10, -3), (5, -5), (None, 4),
-                                            (7, 7), (10**9, None), (5, 10**9)])
-async def test_range_is_that_of_a_slice(session: Session, start: int | None, end: int | None) -> None:
-    fs = SandgateFileSystem()
-    assert await in_thread(fs.cat_file, reference_of(session), start, end) == TABLE.encode()[start:end]
+async def test_range_is_that_of_a_slice(session: Session) -> None:
+    fs, whole = SandgateFileSystem(), TABLE.encode()
+    for start, end in [(None, None), (0, 5), (10, 20), (-5, None), (-10, -3), (5, -5), (None, 4), (7, 7), (10**9, None),
+                       (5, 10**9), (-(10**9), 3)]:
+        assert await in_thread(fs.cat_file, reference_of(session), start, end) == whole[start:end], (start, end)
 
 
 async def test_ranges_of_many_files_are_read_at_once(session: Session) -> None:
@@ -186,17 +187,20 @@ async def test_info_is_asked_once(session: Session) -> None:
 # refusals
 
 
-@pytest.mark.parametrize("path", [
-    "sandgate://s-{other}/results/0001-python-stdout", "sandgate://{own}/results/9999-x-stdout",
-    "sandgate://{own}/results/../../{own}/results/0001-python-stdout", "sandgate://{own}/files/etc/passwd",
-    "sandgate://{own}/results/%2e%2e/x", "sandgate://../{own}/results/0001-python-stdout", "sandgate://{own}/results//x",
-    "sandgate://{own}/results/.partial", "sandgate://{own}/results/a?lines=1-2", "sandgate://{own}/results/a\0b",
-    "sandgate://{own}/results/x/../0001-python-stdout", "sandgate://user:password@host/results/x",
-])
-async def test_forged_reference_is_absent(session: Session, path: str) -> None:
+FORGED = [
+    "s-{other}/results/0001-python-stdout", "{own}/results/9999-x-stdout", "{own}/files/etc/passwd",
+    "{own}/results/../../{own}/results/0001-python-stdout", "{own}/results/x/../0001-python-stdout",
+    "../{own}/results/0001-python-stdout", "/{own}/results/0001-python-stdout", "{own}/results//0001-python-stdout",
+    "{own}/results/%2e%2e/x", "{own}/results/.partial", "{own}/results/0001-python-stdout?lines=1-2",
+    "{own}/results/0001-python-stdout#", "{own}/results/a\0b", "user:password@host/results/x",
+]
+
+
+async def test_forged_reference_is_absent(session: Session) -> None:
     """A40: what no result stands behind is not there, however it is spelled."""
-    with pytest.raises(FileNotFoundError):
-        await in_thread(read, path.format(own=session.id, other="0" * 32))
+    for path in FORGED:
+        with pytest.raises(FileNotFoundError):
+            await in_thread(read, f"sandgate://{path.format(own=session.id, other='0' * 32)}")
 
 
 async def test_foreign_reference_is_absent(server: Served, session: Session) -> None:
@@ -212,7 +216,7 @@ async def test_foreign_reference_is_absent(server: Served, session: Session) -> 
 
 async def test_expired_result_says_so(server: Served, session: Session) -> None:
     """A39: one's own expired result is told apart."""
-    await server.gateway.journal.mark_deleted(await server.gateway.journal.results(session.id), 1.0)
+    server.gateway.journal.mark_deleted(await server.gateway.journal.results(session.id), 1.0)
     with pytest.raises(FileNotFoundError, match="expired"):
         await in_thread(read, reference_of(session))
 
@@ -270,10 +274,15 @@ WRITES: dict[str, Callable[[Any, str], object]] = {
 }
 
 
-@pytest.mark.parametrize("write", WRITES)
-async def test_writing_is_a_permission_error(session: Session, write: str) -> None:
-    with pytest.raises(PermissionError):
-        await in_thread(WRITES[write], SandgateFileSystem(), reference_of(session))
+async def test_writing_is_a_permission_error(session: Session) -> None:
+    fs, not_refused = SandgateFileSystem(), []
+    for name, write in WRITES.items():
+        try:
+            await in_thread(write, fs, reference_of(session))
+            not_refused.append(name)
+        except PermissionError:
+            pass
+    assert not_refused == []
     assert [one.reference for one in await session.results()] == [reference_of(session)]
 
 
@@ -308,6 +317,14 @@ async def test_connections_close_when_the_file_system_is_dropped(session: Sessio
     del fs
     await in_thread(gc.collect)
     assert client._http.is_closed
+
+
+async def test_process_that_used_it_ends_without_a_word(session: Session) -> None:
+    """Nothing is imported or closed by hand: the entry point finds it, and the connections close at exit."""
+    code = "import sys, pandas; print(len(pandas.read_csv(sys.argv[1])))"
+    done = await anyio.run_process([sys.executable, "-W", "error::ResourceWarning", "-c", code,
+                                    reference_of(session)])
+    assert (done.stdout, done.stderr) == (b"5000\n", b"")
 
 
 async def test_changed_environment_is_followed(server: Served, session: Session,

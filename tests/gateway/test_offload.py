@@ -126,7 +126,7 @@ async def test_foreign_result_is_absent_and_an_expired_one_is_gone(gateway: Gate
     row = await gateway.journal.result(session.id, "0001-bash-stdout")
     assert isinstance(row, ResultRow)
     await gateway.results.delete(row.session_id, row.key)
-    await gateway.journal.mark_deleted([row], 1.0)
+    gateway.journal.mark_deleted([row], 1.0)
     with pytest.raises(Gone):
         await SessionResults(session.id, gateway.results, gateway.journal).find(reference)
 

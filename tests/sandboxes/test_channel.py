@@ -4,7 +4,7 @@ import array
 import os
 import socket
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 import anyio
 import pytest
@@ -139,6 +139,35 @@ async def test_a_kill_that_is_ignored_ends_the_sandbox(scripted: Script, monkeyp
     await process.aclose()
     assert inner.ended == 1
     release.set()
+
+
+async def test_a_slot_that_dies_while_it_reads_does_not_hold_us(scripted: Script) -> None:
+    """A request larger than any socket buffer, of which only the first bytes are read."""
+    def answer(control: socket.socket, fds: list[int]) -> None:
+        control.recv(10)
+
+    sandbox, _ = scripted(answer)
+    with anyio.fail_after(3), pytest.raises(CommandRefused) as refused:
+        await sandbox.start(["x", *["y" * 100_000] * 15])
+    assert refused.value.code == "EAGAIN"
+
+
+async def test_a_closed_stream_wakes_who_waits(scripted: Script) -> None:
+    sandbox, _ = scripted(saying(b"accepted\nspawned\n", wait=True))
+    process = await sandbox.start(["x"], stdin=True)
+    with anyio.fail_after(3):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(wait_closed, process.stdin.send, b"x" * 1_000_000)
+            tasks.start_soon(wait_closed, process.stdout.receive, 10)
+            await anyio.wait_all_tasks_blocked()
+            await process.stdin.aclose()
+            await process.stdout.aclose()
+    await process.aclose()
+
+
+async def wait_closed(use: Callable[..., Awaitable[object]], argument: object) -> None:
+    with pytest.raises(anyio.ClosedResourceError):
+        await use(argument)
 
 
 async def test_end_of_file_is_a_signal_with_a_note(scripted: Script) -> None:

@@ -126,7 +126,7 @@ async def test_tmp_is_small(small: LocalSandbox) -> None:
     """A16: nothing of the host's disk or memory beyond it."""
     ran = await sh(small, "dd if=/dev/zero of=/tmp/a bs=1M count=15; dd if=/dev/zero of=/dev/shm/a bs=1M count=15; "
                           "df -m --output=size /tmp /dev/shm | tail -2")
-    assert [int(line) for line in ran.text.split()] == [64, 64]
+    assert [int(line) for line in ran.text.split()] == [32, 32]
 
 
 async def test_nproc_counts_only_the_sandbox(kind: LocalKind, tmp_path: Path) -> None:

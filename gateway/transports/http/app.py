@@ -21,7 +21,7 @@ def create_app(gateway: Gateway, tokens: Tokens, server: Server, port: int) -> A
     app = FastAPI(title="sandgate", version=version("sandgate"), docs_url=None, redoc_url=None)
     app.state.gateway = gateway
     app.state.upload_bytes = int(server.upload)
-    for module in (health, sessions, calls, results, files):
+    for module in (calls, files, results, sessions, health):  # tried in this order, the busiest first
         app.include_router(module.router)
     install_problem_handlers(app)
     hosts = allowed_hosts(server.host, server.allowed_hosts)

@@ -50,7 +50,7 @@ async def call(body: CallRequest, request: Request, session: TheSession, gateway
     Without an Idempotency-Key the call ends when its client is gone; with one it runs on, and a retry gets its answer.
     """
     start = _offsets(last_event_id)
-    active = await gateway.start_call(session, body, idempotency_key)
+    active = await gateway.start_call(session, body, idempotency_key, streamed=_wants_events(request))
     if _wants_events(request):
         return _stream(active, start)
     if not active.keyed:

@@ -127,11 +127,19 @@ async def serving(gateway: Gateway, tokens: Tokens, server: Server, listener: so
     """Serve until the block ends; gives the base URL. Leaving drains the gateway, then closes the connections."""
     port = listener.getsockname()[1]
     config = uvicorn.Config(create_app(gateway, tokens, server, port), http=BoundedProtocol, lifespan="off",
-                            log_config=None, access_log=False, limit_concurrency=MAX_CONNECTIONS, server_header=False,
+                            log_config=None, access_log=False, limit_concurrency=MAX_CONNECTIONS, server_header=False, proxy_headers=False,
                             timeout_keep_alive=30, timeout_graceful_shutdown=5, ws="none")
     uvicorn_server = QuietServer(config)
+    ended = anyio.Event()
+
+    async def serve() -> None:
+        try:
+            await uvicorn_server.serve([listener])
+        finally:
+            ended.set()
+
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(uvicorn_server.serve, [listener])
+        tasks.start_soon(serve)
         while not uvicorn_server.started:
             await anyio.sleep(0.005)
         try:
@@ -140,6 +148,7 @@ async def serving(gateway: Gateway, tokens: Tokens, server: Server, listener: so
             with anyio.CancelScope(shield=True):
                 await gateway.drain()
                 uvicorn_server.should_exit = True
+                await ended.wait()
 
 
 async def until_stopped() -> None:
