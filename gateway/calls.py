@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import anyio
 
 from gateway.models import STREAMS, Stream, ToolCall, ToolResult
-from gateway.spool import Spool
+from gateway.spool import Spools
 from gateway.text import whole_characters
 
 
@@ -15,7 +15,7 @@ class ActiveCall:
     """One running (or just ended) call. `shows_output` is False where output may not leave before post hooks."""
 
     call: ToolCall
-    spools: Mapping[Stream, Spool]
+    spools: Spools
     shows_output: bool
     keyed: bool
     scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
@@ -24,6 +24,7 @@ class ActiveCall:
     streamed: bool = False
     readers: int = 0
     left: float | None = None
+    replaced: list[Spools] = field(default_factory=list)
 
     def cancel(self) -> None:
         """Ask it to end; it still gets its terminal record, and `result` says `cancelled`."""
@@ -37,13 +38,21 @@ class ActiveCall:
 
     def finish(self, result: ToolResult) -> None:
         self.result = result
-        for spool in self.spools.values():
-            spool.end()
+        for spools in (self.spools, *self.replaced):
+            for spool in spools.values():
+                spool.end()
         self.done.set()
 
+    def replace_spools(self, spools: Spools) -> None:
+        """Put other content in their place; who reads the old ones already goes on reading those."""
+        self.replaced.append(self.spools)
+        self.spools = spools
+
     def discard(self) -> None:
-        for spool in self.spools.values():
-            spool.discard()
+        """Forget all output."""
+        for spools in (self.spools, *self.replaced):
+            for spool in spools.values():
+                spool.discard()
 
     async def __aenter__(self) -> "ActiveCall":
         self.streamed = True
@@ -87,19 +96,21 @@ async def output_events(active: ActiveCall, start: Mapping[Stream, int],
             yield progress
         return
     offsets: dict[Stream, int] = {stream: start.get(stream, 0) for stream in STREAMS}
+    spools = active.spools
     while True:
         ended, sent = active.done.is_set(), False
-        seen = {stream: active.spools[stream].kept for stream in STREAMS}
+        seen = {stream: spools[stream].kept for stream in STREAMS}
         for stream in STREAMS:
-            data = await active.spools[stream].read(offsets[stream], offsets[stream] + EVENT_BYTES)
-            data = data if ended else whole_characters(data)
+            data = await spools[stream].read(offsets[stream], offsets[stream] + EVENT_BYTES)
+            last = ended and offsets[stream] + len(data) >= spools[stream].kept
+            data = data if last else whole_characters(data)
             if data:
                 offset, offsets[stream] = offsets[stream], offsets[stream] + len(data)
                 yield OutputEvent(stream, offset, data, dict(offsets))
                 sent = True
         if ended and not sent:
             return
-        if not sent and not await _changed(active, seen, keepalive_seconds):
+        if not sent and not await _changed(spools, seen, keepalive_seconds):
             yield None
 
 
@@ -110,10 +121,10 @@ async def _progress(active: ActiveCall, seconds: float) -> AsyncIterator[Progres
         yield ProgressEvent({stream: active.spools[stream].total for stream in STREAMS})
 
 
-async def _changed(active: ActiveCall, seen: Mapping[Stream, int], seconds: float) -> bool:
-    """Wait until a stream has more than was seen, or the call is done; False after `seconds` without either."""
+async def _changed(spools: Spools, seen: Mapping[Stream, int], seconds: float) -> bool:
+    """Wait until a stream has more than was seen, or has ended; False after `seconds` without either."""
     async def watch(stream: Stream) -> None:
-        await active.spools[stream].more(seen[stream])
+        await spools[stream].more(seen[stream])
         tasks.cancel_scope.cancel()
 
     with anyio.move_on_after(seconds) as limit:

@@ -219,7 +219,7 @@ def steps(log: bytes) -> list[Step]:
              shows="1 replacement"),
         Step("deploy", lambda _: {"target": "production"}, "denied", shows="not allowed here"),
         Step("bash", lambda _: {"command": "git push origin main"}, "skipped", shows="pushing is not allowed here"),
-        Step("bash", lambda _: {"command": _SLOW, "timeout_s": 0.5}, "timeout", shows="3 child processes"),
+        Step("bash", lambda _: {"command": _SLOW, "timeout_s": 1}, "timeout", shows="3 child processes"),
         Step("bash", lambda _: {"command": f"head -c {LARGE_BYTES} {SEED_NAME}"}, shows="sandgate://"),
         Step("read_result", lambda last: {"reference": last, "lines": "100-102"},
              shows="\n".join(text.split("\n")[99:102])),

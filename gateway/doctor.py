@@ -34,9 +34,9 @@ _PROGRAM_SECONDS: Final = 10.0
 _CGROUP_REMEDY: Final = ("run the gateway as root, or where control groups are delegated to it: "
                          "systemd-run --user --scope -p Delegate=yes sandgate serve")
 _GAP_REMEDIES: Final = {
-    "memory": _CGROUP_REMEDY,
-    "cpus": _CGROUP_REMEDY,
-    "processes": f"a kernel of 5.14 or newer; or {_CGROUP_REMEDY}",
+    "memory": "control groups; see there",
+    "cpus": "control groups; see there",
+    "processes": "control groups (see there), or a kernel of 5.14 or newer",
     "workspace_size": "give the state folder a file system of its own, or keep an eye on its free space",
 }
 
@@ -253,7 +253,7 @@ def _port(settings: Settings, *, running: bool) -> Check:
         taken = isinstance(error.__cause__, OSError) and error.__cause__.errno == errno.EADDRINUSE
         detail = f"{where} is taken by another program" if taken else error.message
         return Check("port", "broken", detail, error.remedy, needed=True)
-    return Check("port", "ok", f"{where} is free", needed=True)
+    return Check("port", "ok", f"{where} is free" if server.port else "any free one, as server.port is 0", needed=True)
 
 
 def _answers(host: str, port: int) -> bool:

@@ -453,12 +453,10 @@ class Gateway:
 
     async def _respooled(self, active: ActiveCall, final: ToolResult) -> Spools:
         """A hook replaced the content: what the program wrote is gone, and the new content takes its place."""
-        for old in active.spools.values():
-            old.discard()
         spools = self._streams(keep=sum(4 * len(block.text) for block in final.content) + 1)
         for block in final.content:
             await spools[block.stream or "stdout"].write(block.text.encode(errors="replace"))
-        active.spools = spools
+        active.replace_spools(spools)
         return spools
 
     async def _bounded(self, session: Session, done: Offloaded, spools: Spools) -> Offloaded:

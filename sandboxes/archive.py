@@ -69,9 +69,19 @@ def checked_members(archive: tarfile.TarFile, max_bytes: int) -> tuple[tarfile.T
         if member.isreg():
             files.append(member)
             names.add("/".join(parts))
+    _check_end(archive)
     if clash := names & folders:
         raise FileRefused(f"archive: {min(clash)[:200]!r} is a file and a folder", code="invalid_path")
     return tuple(files)
+
+
+def _check_end(archive: tarfile.TarFile) -> None:
+    """tarfile takes a broken header for the end; what follows would be left out in silence."""
+    source = archive.fileobj
+    assert source is not None  # noqa: S101 - it was just read
+    source.seek(archive.offset)
+    if source.read(tarfile.BLOCKSIZE).strip(b"\0"):
+        raise FileRefused("archive: a header in it is broken", "Make it again.", code="invalid_encoding")
 
 
 def _checked(member: tarfile.TarInfo) -> list[str]:

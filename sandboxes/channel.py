@@ -26,6 +26,8 @@ from sandboxes.sandbox import CHUNK_BYTES
 ACCEPT_SECONDS: Final = 1.0
 END_SECONDS: Final = 2.5
 """Two seconds are the slot's own bound for the end of a tree; the rest is for the answer."""
+_LOOK_SECONDS: Final = 0.02
+"""When PID 1 dies, a slot that was just forked may hold its channel a moment longer than the others live."""
 PIPE_BYTES: Final = 256 * 1024
 _F_SETPIPE_SZ = 1031
 _LINE_BYTES = 64
@@ -104,7 +106,7 @@ class Channel:
         self._calls.discard(call)
 
     def look(self) -> None:
-        """Notice now whether PID 1 is dead: the kernel closes its channel before it kills the slots."""
+        """Notice now whether PID 1 is dead, and not only a slot."""
         if self.lost is None:
             self._hear()
 
@@ -246,14 +248,18 @@ class Call:
         except OSError:
             data = b""
         if not data:
-            self._channel.look()
-            self.finish(Ended("gone", detail=_LOST_SLOT))
+            self._loop.remove_reader(self._control.fileno())
+            self._loop.call_later(_LOOK_SECONDS, self._slot_lost)
             return
         *lines, self._buffer = (self._buffer + data).split(b"\n")
         for line in lines:
             self._line(line)
         if len(self._buffer) > _LINE_BYTES:
             self._nonsense()
+
+    def _slot_lost(self) -> None:
+        self._channel.look()
+        self.finish(Ended("gone", detail=_LOST_SLOT))
 
     def _line(self, line: bytes) -> None:
         if self.ended is not None:

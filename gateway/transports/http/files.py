@@ -10,6 +10,7 @@ from urllib.parse import quote, unquote_to_bytes
 import anyio.to_thread
 from fastapi import APIRouter, Request
 from pydantic import BaseModel
+from starlette.convertors import PathConvertor, register_url_convertor
 from starlette.responses import Response, StreamingResponse
 
 from gateway.errors import NotFound, Problem, Unprocessable
@@ -18,6 +19,14 @@ from gateway.text import printable
 from gateway.transports.http.app import TheSession
 from sandboxes import Entry, FileRefused, Sandbox, pack, unpack
 
+
+class ExactPath(PathConvertor):
+    """Starlette's `path` stops at a newline, which a file's name may hold."""
+
+    regex = r"[\s\S]*"
+
+
+register_url_convertor("exact", ExactPath())
 router = APIRouter(prefix="/v1/sessions/{session_id}/files", tags=["files"])
 
 TAR: Final = "application/x-tar"
@@ -52,7 +61,7 @@ class Written(BaseModel):
 
 
 @router.get("", response_model=None)
-@router.get("/{path:path}", response_model=None)
+@router.get("/{path:exact}", response_model=None)
 async def get_file(request: Request, session: TheSession, recursive: bool = False) -> Response | FileList:
     """A file's bytes, or a folder's listing; a folder as a tar with `Accept: application/x-tar`."""
     path = _path(request)
@@ -68,7 +77,7 @@ async def get_file(request: Request, session: TheSession, recursive: bool = Fals
 
 
 @router.put("", status_code=201)
-@router.put("/{path:path}", status_code=201)
+@router.put("/{path:exact}", status_code=201)
 async def put_file(request: Request, session: TheSession) -> Written:
     """Write a file, whole or not at all; `Content-Type: application/x-tar` unpacks an archive into the folder."""
     path = _path(request, missing=Unprocessable("the path is not one of the workspace", code="invalid_path"))
@@ -80,7 +89,7 @@ async def put_file(request: Request, session: TheSession) -> Written:
     return Written(files=1, bytes=await sandbox.write(path, request.stream()))
 
 
-@router.delete("/{path:path}", status_code=204)
+@router.delete("/{path:exact}", status_code=204)
 async def delete_file(request: Request, session: TheSession, recursive: bool = False) -> None:
     """Remove a file, a link itself, or a folder (a full one only with `recursive`)."""
     path = _path(request)

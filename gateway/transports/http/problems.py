@@ -5,6 +5,7 @@ import json
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 from gateway.errors import NotFound, Problem, TooLarge, Unavailable, Unprocessable
@@ -34,21 +35,21 @@ def install_problem_handlers(app: FastAPI) -> None:
     """Make every refusal of the application a problem, also the framework's own."""
 
     async def on_problem(_: Request, error: Exception) -> Response:
-        assert isinstance(error, Problem)
+        assert isinstance(error, Problem)  # noqa: S101 - it is registered for these
         return problem_response(error)
 
     async def on_sandbox(_: Request, error: Exception) -> Response:
-        assert isinstance(error, SandboxError)
+        assert isinstance(error, SandboxError)  # noqa: S101 - it is registered for these
         return problem_response(file_problem(error))
 
     async def on_validation(_: Request, error: Exception) -> Response:
-        assert isinstance(error, RequestValidationError)
+        assert isinstance(error, RequestValidationError)  # noqa: S101 - it is registered for these
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"] if part != "body")
         return problem_response(Unprocessable(f"{where or 'body'}: {first['msg']}"[:1000], "See /openapi.json."))
 
     async def on_http(_: Request, error: Exception) -> Response:
-        assert isinstance(error, HTTPException)
+        assert isinstance(error, HTTPException)  # noqa: S101 - it is registered for these
         if isinstance(error.__cause__, Problem):  # FastAPI makes a 400 of what is raised while it reads a body
             return problem_response(error.__cause__)
         if isinstance(error.__cause__, RecursionError | ValueError):
@@ -57,6 +58,9 @@ def install_problem_handlers(app: FastAPI) -> None:
         code = title.lower().replace(" ", "_")
         return _response(error.status_code, title, title, code, "", dict(error.headers or {}))
 
+    async def on_disconnect(_: Request, error: Exception) -> Response:
+        return Response(status_code=400)  # nobody is there to read it; without a handler it would be logged as ours
+
     async def on_anything(_: Request, error: Exception) -> Response:
         return problem_response(Problem("the gateway failed", "Its log has the reason."))
 
@@ -64,6 +68,7 @@ def install_problem_handlers(app: FastAPI) -> None:
     app.add_exception_handler(SandboxError, on_sandbox)
     app.add_exception_handler(RequestValidationError, on_validation)
     app.add_exception_handler(HTTPException, on_http)
+    app.add_exception_handler(ClientDisconnect, on_disconnect)
     app.add_exception_handler(Exception, on_anything)
 
 

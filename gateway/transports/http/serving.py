@@ -141,7 +141,7 @@ async def serving(gateway: Gateway, tokens: Tokens, server: Server, listener: so
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(serve)
         while not uvicorn_server.started:
-            await anyio.sleep(0.005)
+            await anyio.sleep(0.005)  # noqa: ASYNC110 - uvicorn has no event for it
         try:
             yield f"http://{server.host if ':' not in server.host else f'[{server.host}]'}:{port}"
         finally:
