@@ -219,7 +219,7 @@ def steps(log: bytes) -> list[Step]:
              shows="1 replacement"),
         Step("deploy", lambda _: {"target": "production"}, "denied", shows="not allowed here"),
         Step("bash", lambda _: {"command": "git push origin main"}, "skipped", shows="pushing is not allowed here"),
-        Step("bash", lambda _: {"command": _SLOW, "timeout_s": 1}, "timeout", shows="3 child processes"),
+        Step("bash", lambda _: {"command": _SLOW, "timeout_s": 0.5}, "timeout", shows="3 child processes"),
         Step("bash", lambda _: {"command": f"head -c {LARGE_BYTES} {SEED_NAME}"}, shows="sandgate://"),
         Step("read_result", lambda last: {"reference": last, "lines": "100-102"},
              shows="\n".join(text.split("\n")[99:102])),
@@ -266,7 +266,7 @@ def _in_short(result: ToolResult) -> str:
     if result.references:
         return result.references[0].reference
     if result.error is not None:
-        return result.error.message
+        return result.error.message.rpartition(", ")[2]
     return next(iter(result.text.splitlines()), "")
 
 
@@ -353,4 +353,4 @@ def left_on_disk(folder: Path) -> Iterator[str]:
 def left_groups(instance: str) -> Iterator[str]:
     """Control groups that carry the gateway's name."""
     for place, folders, _ in os.walk("/sys/fs/cgroup"):
-        yield from (f"control group {place}/{name}" for name in folders if name == f"sandgate-{instance}")
+        yield from (f"control group {place}/{name}" for name in folders if name.startswith(f"sandgate-{instance}"))

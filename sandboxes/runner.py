@@ -795,6 +795,7 @@ class Runner:
         self.wake = wakeup_pipe()
         self.slots: dict[int, _socket.socket] = {}
         self.idle: list[int] = []
+        self.leaving: set[int] = set()
         self.strays = False
         self.poll = select.poll()
         self.poll.register(self.channel, select.POLLIN)
@@ -821,7 +822,8 @@ class Runner:
         if not data:
             self.drop(pid)
         elif len(self.idle) >= IDLE_SLOTS:
-            self.forget(pid)  # an idle slot whose link ends goes home by itself
+            self.leaving.add(pid)  # it may still have to give its answer; then it sees the end of its link and goes
+            self.forget(pid)
         elif pid not in self.idle:
             self.idle.append(pid)
 
@@ -851,12 +853,14 @@ class Runner:
                 self.drop(pid)
             elif os.WIFSTOPPED(status):
                 send_signal(pid)
+            else:
+                self.leaving.discard(pid)
 
     def kill_strays(self) -> None:
         """Kill what belongs to no slot: children that PID 1 adopted, and their descendants."""
         tree = parents()
         me = os.getpid()
-        mine = set(self.slots)
+        mine = self.leaving.union(self.slots)
         for slot in self.slots:
             mine.update(below(slot, tree))
         strays = [pid for pid in below(me, tree) if pid not in mine]

@@ -72,7 +72,7 @@ class Serving:
 
 @contextmanager
 def serve(state_dir: Path, *arguments: str, cwd: Path | None = None, **variables: str) -> Iterator[Serving]:
-    """`sandgate serve` on a free port; killed at the end if it still runs."""
+    """`sandgate serve` on a free port, stopped at the end."""
     with subprocess.Popen([SANDGATE, "serve", "--port", "0", "--state-dir", str(state_dir), *arguments], cwd=cwd,
                           env=environment(**variables), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                           stderr=subprocess.PIPE) as process:
@@ -80,7 +80,11 @@ def serve(state_dir: Path, *arguments: str, cwd: Path | None = None, **variables
             said = _until_listening(process)
             yield Serving(process, said.split()[3], said, state_dir)
         finally:
-            process.kill()
+            process.terminate()
+            try:
+                process.wait(SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
 
 
 def _until_listening(process: subprocess.Popen[bytes]) -> str:
