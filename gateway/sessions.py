@@ -206,19 +206,21 @@ class Session:
         if not self.sandbox_hooks:
             return []
         try:
-            sandbox = await self._for_collecting()
+            ctx = await self._for_collecting()
         except SandboxError as error:
             return [f"collecting: {error.message}"]
-        return await self._undo(SandboxContext(sandbox, self.id, True, self.request.labels))
+        return await self._undo(ctx)
 
-    async def _for_collecting(self) -> Sandbox:
-        """The live sandbox, or a fresh one over the same workspace when that is dead."""
-        if self._sandbox is None or not self._sandbox.alive:
+    async def _for_collecting(self) -> SandboxContext:
+        """The live sandbox, or a fresh one over the same workspace when that is dead: `restored` if it was there."""
+        sandbox, there = self._sandbox, True
+        if sandbox is None or not sandbox.alive:
             await self._drop()
-            self._sandbox = await self.kind.open(self.spec)
+            self._sandbox = sandbox = await self.kind.open(self.spec)
+            there = sandbox.restored
             self.places.taken += 1  # a closing session never waits for a place
             self._created = list(self.sandbox_hooks)
-        return self._sandbox
+        return SandboxContext(sandbox, self.id, there, self.request.labels)
 
     async def _remove(self) -> list[str]:
         failed = []

@@ -24,8 +24,9 @@ class Spool:
     `TAIL_BYTES` stay readable as `tail`. The digest covers what is kept.
     """
 
-    def __init__(self, path: Path, *, keep: int) -> None:
-        self._path = path
+    def __init__(self, folder: Path, name: str, *, keep: int) -> None:
+        self._folder = folder
+        self._name = name
         self._keep = keep
         self._memory = bytearray()
         self._file: int | None = None
@@ -48,7 +49,7 @@ class Spool:
     @property
     def path(self) -> Path | None:
         """The file with everything kept, or None while it is in memory."""
-        return self._path if self._file is not None else None
+        return self._folder / self._name if self._file is not None else None
 
     async def write(self, chunk: bytes) -> None:
         """Append; a chunk never waits for a reader."""
@@ -71,7 +72,7 @@ class Spool:
 
     def _spill(self, chunk: bytes) -> None:
         if self._file is None:
-            self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            self._file = os.open(self._folder / self._name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             _write_all(self._file, bytes(self._memory))
             self._memory.clear()
         _write_all(self._file, chunk)
@@ -136,7 +137,7 @@ class Spool:
         if self._file is not None:
             os.close(self._file)
             self._file = None
-            self._path.unlink(missing_ok=True)
+            (self._folder / self._name).unlink(missing_ok=True)
 
 
 def _write_all(file: int, data: bytes) -> None:
@@ -157,7 +158,7 @@ class SpoolFolder:
 
     def new(self, *, keep: int) -> Spool:
         self._next += 1
-        return Spool(self._folder / f"{self._next:08d}", keep=keep)
+        return Spool(self._folder, f"{self._next:08d}", keep=keep)
 
 
 Spools = Mapping[Stream, Spool]

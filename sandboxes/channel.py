@@ -276,6 +276,8 @@ class Call:
             self.finish(Ended(word, detail=detail))
         elif text == "pids":
             self.finish(Ended("pids"))
+        elif text == "stuck":
+            self._channel.lose("what the program left behind could not be ended")
         else:
             self._nonsense()
 

@@ -8,7 +8,8 @@ from sandboxes.sandbox import Sandbox
 
 @dataclass(frozen=True, slots=True)
 class SandboxContext:
-    """`restored` says that the workspace was there before: seeds skip, set-ups run again."""
+    """`restored` says that the workspace was there before: seeds skip, set-ups run again. In `on_destroy` False means
+    that it was lost, or that the session never opened."""
 
     sandbox: Sandbox
     session_id: str

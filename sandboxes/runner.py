@@ -738,7 +738,7 @@ class Lister:
 
     def enter(self, levels: list[tuple[int, bytes, list[bytes]]], here: int, name: bytes, prefix: bytes) -> bool:
         """Go down into a folder; False where its content stays unseen."""
-        if len(levels) >= LIST_DEPTH:
+        if len(levels) > LIST_DEPTH:
             return False
         try:
             fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | PLAIN, dir_fd=here)

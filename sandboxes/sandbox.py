@@ -128,7 +128,8 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """Entries in name order; `complete` is False where a cap (entries, depth, time) ended it."""
+    """Entries in name order, each folder before its content; `complete` is False where a cap (entries, depth, time)
+    ended it, or a folder could not be read."""
 
     entries: tuple[Entry, ...]
     complete: bool

@@ -7,6 +7,8 @@ from collections.abc import AsyncIterable, AsyncIterator
 from dataclasses import asdict, dataclass, field
 from typing import Final, Protocol
 
+import anyio
+
 from gateway.matching import glob_matches
 from gateway.models import CollectReport
 from gateway.text import printable
@@ -15,6 +17,8 @@ from stores import StoredObject, StoreError, file_key
 
 MAX_FILES: Final = 10_000
 MAX_SKIPPED: Final = 1000
+COLLECT_SECONDS: Final = 45.0
+"""What is not taken by then is left out and named; a session's end has a longer limit, which leaves no manifest."""
 MANIFEST_KEY: Final = "manifest.json"
 
 
@@ -72,7 +76,12 @@ class CollectWorkspace(SandboxHook):
         manifest = Manifest(ctx.session_id, self._match, time.time())
         error: str | None = None
         try:
-            await self._take_all(ctx.sandbox, manifest)
+            if not ctx.restored:
+                manifest.skip("*", "the workspace was lost before it could be collected")
+            with anyio.move_on_after(COLLECT_SECONDS) as limit:
+                await self._take_all(ctx.sandbox, manifest)
+            if limit.cancelled_caught:
+                manifest.skip("*", f"collecting took over {COLLECT_SECONDS:g} s; the rest was left out")
             await self._target.put(MANIFEST_KEY, _json(manifest), "application/json")
         except BaseException as broken:
             manifest.complete, error = False, f"{type(broken).__name__}: {broken}"

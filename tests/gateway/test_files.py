@@ -377,7 +377,7 @@ async def test_set_uid_bits_do_not_come_out(server: Served) -> None:
 
 
 async def test_a_huge_sparse_file_is_cheap(state_dir: Path) -> None:
-    """A18: 1 TB of holes is listed with its size and refused in an archive; reading its start is a stream, not memory."""
+    """A18: 1 TB of holes is listed with its size, refused in an archive, and read as a stream, not into memory."""
     big = {"default": {"limits": {"workspace_size": 2 << 40}}}
     async with served(state_dir, profiles=big) as server:
         base = await opened(server)

@@ -127,8 +127,9 @@ async def serving(gateway: Gateway, tokens: Tokens, server: Server, listener: so
     """Serve until the block ends; gives the base URL. Leaving drains the gateway, then closes the connections."""
     port = listener.getsockname()[1]
     config = uvicorn.Config(create_app(gateway, tokens, server, port), http=BoundedProtocol, lifespan="off",
-                            log_config=None, access_log=False, limit_concurrency=MAX_CONNECTIONS, server_header=False, proxy_headers=False,
-                            timeout_keep_alive=30, timeout_graceful_shutdown=5, ws="none")
+                            log_config=None, access_log=False, limit_concurrency=MAX_CONNECTIONS,
+                            server_header=False, proxy_headers=False, timeout_keep_alive=30,
+                            timeout_graceful_shutdown=5, ws="none")
     uvicorn_server = QuietServer(config)
     ended = anyio.Event()
 
@@ -140,8 +141,8 @@ async def serving(gateway: Gateway, tokens: Tokens, server: Server, listener: so
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(serve)
-        while not uvicorn_server.started:
-            await anyio.sleep(0.005)  # noqa: ASYNC110 - uvicorn has no event for it
+        while not uvicorn_server.started:  # noqa: ASYNC110 - uvicorn has no event for it
+            await anyio.sleep(0.005)
         try:
             yield f"http://{server.host if ':' not in server.host else f'[{server.host}]'}:{port}"
         finally:
