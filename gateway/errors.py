@@ -10,6 +10,8 @@
 Foreign and absent things are the same `NotFound`, to the byte.
 """
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import ClassVar
 
 
@@ -31,24 +33,26 @@ class StateError(SandgateError):
 
 
 class Problem(SandgateError):
-    """An HTTP answer that is not a ToolResult; `code` is stable and meant for programs."""
+    """An HTTP answer that is not a ToolResult; `code` is stable and meant for programs, `headers` go with it."""
 
     status: ClassVar[int] = 500
     title: ClassVar[str] = "Internal error"
     code: str = "internal"
-    retry_after_seconds: int | None = None
+    headers: Mapping[str, str] = MappingProxyType({})
 
     def __init__(self, message: str, remedy: str = "", *, code: str | None = None,
-                 retry_after_seconds: int | None = None) -> None:
+                 retry_after_seconds: int | None = None, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(message, remedy)
         self.code = code or type(self).code
         self.retry_after_seconds = retry_after_seconds
+        self.headers = headers or type(self).headers
 
 
 class Unauthorized(Problem):
     """No token, or one that nobody holds."""
 
     status, title, code = 401, "Unauthorized", "unauthorized"
+    headers = MappingProxyType({"www-authenticate": "Bearer"})
 
 
 class Forbidden(Problem):

@@ -274,9 +274,7 @@ class Gateway:
         (closed session), TooMany (no place for a sandbox), Unprocessable (a key used for another request).
         """
         self._check_running()
-        if session.state != "open":
-            raise NotFound("this session is closed", "Its results can be read until retention ends; open another.",
-                           code="session_closed")
+        session.check_open()
         if key is None:
             return self._accept(session, request, None, None, streamed=streamed)
         fingerprint = _fingerprint(request)
@@ -286,6 +284,7 @@ class Gateway:
 
     def _accept(self, session: Session, request: CallRequest, key: str | None, fingerprint: str | None, *,
                 streamed: bool) -> ActiveCall:
+        session.check_open()  # it may have been closed while an earlier answer was looked for
         call = self._call(session, request)
         tool = self.toolbox.get(call.tool)
         if tool is not None and tool.needs_sandbox and not session.sandbox_alive:

@@ -80,9 +80,11 @@ class Pipeline:
 
     def __init__(self, hooks: Sequence[Registered]) -> None:
         self._hooks = tuple(hooks)
+        self.matching = functools.lru_cache(maxsize=1024)(self._matching)  # several times a call
 
-    def matching(self, tool: str, method: str) -> list[Registered]:
-        return [one for one in self._hooks if matches(tool, one.tools) and one.hook.overrides(method)]
+    def _matching(self, tool: str, method: str) -> tuple[Registered, ...]:
+        """The hooks that have this method and match the tool, in list order."""
+        return tuple(one for one in self._hooks if matches(tool, one.tools) and one.hook.overrides(method))
 
     def hides_output(self, tool: str) -> bool:
         """Whether output may not be shown as it flows: a post hook sees it later and has no filter for it."""

@@ -126,6 +126,12 @@ class Session:
                     "results_size": self.limits.results_size},
             labels=self.request.labels, close_report=self.close_report)
 
+    def check_open(self) -> None:
+        """Raise NotFound where the session takes no more work; ask again after every wait."""
+        if self.state != "open":
+            raise NotFound("this session is closed", "Its results can be read until retention ends; open another.",
+                           code="session_closed")
+
     def ended(self, active: ActiveCall) -> None:
         """A call is over: idle time starts again when the last one is."""
         del self.running[active.call.id]
@@ -134,11 +140,13 @@ class Session:
     async def sandbox(self) -> Sandbox:
         """The live sandbox; opened at the first use, and again after one was lost.
 
-        Raises SandboxUnavailable, or what an `on_create` raised; nothing is left half-made then.
+        Raises SandboxUnavailable, NotFound (the session has ended meanwhile), or what an `on_create` raised; nothing is
+        left half-made then.
         """
         async with self._lock:
             if self._sandbox is not None and self._sandbox.alive:
                 return self._sandbox
+            self.check_open()
             await self._drop()
             self.places.take()
             try:

@@ -1,6 +1,6 @@
 """Where tool calls run: sandboxes, their processes and their files."""
 
-from sandboxes.archive import file_chunks, pack, unpack
+from sandboxes.archive import Unpacked, file_chunks, pack, unpack
 from sandboxes.capture import Capture
 from sandboxes.errors import (
     FILE_CODES,
@@ -57,6 +57,7 @@ __all__ = [
     "SandboxSpec",
     "SandboxUnavailable",
     "Sink",
+    "Unpacked",
     "file_chunks",
     "pack",
     "unpack",

@@ -5,6 +5,7 @@ import io
 import tarfile
 import time
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from typing import IO, Final
 
 import anyio.to_thread
@@ -106,19 +107,28 @@ def _too_large() -> FileRefused:
                        "Send less, in parts.", code="content_too_large")
 
 
-async def unpack(sandbox: Sandbox, archive: IO[bytes], to: str, max_bytes: int) -> int:
-    """Write the files of a tar (plain or gzip) below `to`; returns how many. A refused archive has written nothing;
-    an error of the sandbox later (a full disk, a link in the way) leaves the files before it.
+@dataclass(frozen=True, slots=True)
+class Unpacked:
+    """How many files were written, and the bytes in them."""
+
+    files: int
+    bytes: int
+
+
+async def unpack(sandbox: Sandbox, archive: IO[bytes], to: str, max_bytes: int) -> Unpacked:
+    """Write the files of a tar (plain or gzip) below `to`. A refused archive has written nothing; an error of the
+    sandbox later (a full disk, a link in the way) leaves the files before it.
     """
     source = _Source(archive, max_bytes + MAX_MEMBERS * MEMBER_OVERHEAD)
     tar, members = await anyio.to_thread.run_sync(_scanned, source, max_bytes)
     source.most = CHUNK_BYTES
+    written = 0
     with tar:
         for member in members:
             file = tar.extractfile(member)
             if file is not None:
-                await sandbox.write(f"{to}/{member.name}", file_chunks(file), mode=member.mode & 0o777)
-    return len(members)
+                written += await sandbox.write(f"{to}/{member.name}", file_chunks(file), mode=member.mode & 0o777)
+    return Unpacked(len(members), written)
 
 
 def _scanned(source: _Source, max_bytes: int) -> tuple[tarfile.TarFile, tuple[tarfile.TarInfo, ...]]:

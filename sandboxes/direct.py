@@ -250,10 +250,19 @@ def inside(path: str) -> str:
     """Return the absolute form of a path; FileRefused `invalid_path` where it ends outside of the three roots."""
     full = posixpath.normpath(posixpath.join(WORKSPACE, path))
     full = "/" + full.lstrip("/")
-    if "\0" in path or not any(full == root or full.startswith(root + "/") for root in ROOTS):
+    if "\0" in path or not _encodable(path) or not any(full == root or full.startswith(root + "/") for root in ROOTS):
         raise FileRefused(f"{path!r} is not a path of the sandbox", f"use a path below {', '.join(ROOTS)}",
                           code="invalid_path")
     return full
+
+
+def _encodable(text: str) -> bool:
+    """Whether the kernel can be given this text: surrogates that stand for no byte cannot."""
+    try:
+        os.fsencode(text)
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def request(*fields: str) -> bytes:
@@ -266,6 +275,8 @@ def run_request(argv: Sequence[str], cwd: str, env: Mapping[str, str]) -> bytes:
     items = [f"{name}={value}" for name, value in env.items()]
     if not argv or any("\0" in text for text in (*argv, *items)) or any("=" in name or not name for name in env):
         raise CommandRefused("not a command: empty, or with a zero byte or a bad variable name", code="EINVAL")
+    if not all(map(_encodable, (*argv, *items))):
+        raise CommandRefused("a lone surrogate is no text", "send valid Unicode", code="EINVAL")
     words = [os.fsencode(text) for text in (*argv, *items)]
     if max(map(len, words)) >= _ONE_ARGUMENT or sum(map(len, words)) + 9 * len(words) > _ALL_ARGUMENTS:
         raise CommandRefused("arguments and environment are too long", "pass the data by a file or standard input",

@@ -187,6 +187,11 @@ class Children:
         deadline = time.monotonic() + END_SECONDS
         me, quick = os.getpid(), True
         self.reap()
+        if not self.gone and self.status is None:
+            send_signal(self.main)  # first and alone: alive, it could reap (and hide) children that are being killed
+            select.select([self.wake], [], [], 0.05)
+            drain(self.wake)
+            self.reap(count_killed=True)
         while not self.gone:
             for pid in below_quick(me) if quick else below(me, parents()):
                 send_signal(pid)

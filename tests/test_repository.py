@@ -33,8 +33,12 @@ def test_imports_point_one_way() -> None:
 @pytest.mark.parametrize("package", PACKAGES)
 def test_exported_names_are_sorted_and_exist(package: str) -> None:
     module = importlib.import_module(package)
-    assert module.__all__ == sorted(module.__all__)
+    assert list(module.__all__) == sorted(module.__all__, key=_constants_classes_functions)
     assert all(hasattr(module, name) for name in module.__all__)
+
+
+def _constants_classes_functions(name: str) -> tuple[int, str]:
+    return (0 if name.isupper() else 1 if name[0].isupper() else 2), name
 
 
 def test_no_python_below_docker() -> None:

@@ -1,6 +1,5 @@
 """The command `sandgate`: one command a file, each imported only when it is used."""
 
-__all__ = ["main"]
 
 
 def main() -> None:

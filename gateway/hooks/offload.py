@@ -1,6 +1,7 @@
 """Offloading: always the last step on a result's way back. What is too large for a model goes to the session's store,
 and a pointer with a preview takes its place."""
 
+import functools
 import logging
 import time
 from collections.abc import Sequence
@@ -41,10 +42,11 @@ class Rules:
 
     def __init__(self, rules: Sequence[Rule], tools: Sequence[str]) -> None:
         self._rules = tuple(rules)
+        self.policy = functools.lru_cache(maxsize=1024)(self._policy)  # several times a call
         for tool in tools:
             self.policy(tool)
 
-    def policy(self, tool: str) -> OffloadPolicy:
+    def _policy(self, tool: str) -> OffloadPolicy:
         """The policy for a tool; never, where no rule names it. Raises SettingsError where two do alike."""
         ranked = [(place, rule) for rule in self._rules if (place := rank(tool, rule.tools)) is not None]
         if not ranked:

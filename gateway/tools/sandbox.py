@@ -56,7 +56,7 @@ def outcome_of(result: ExecResult, seconds: float) -> Outcome:
     end = result.exit
     notes = end.notes
     if result.timed_out:
-        left = f" with its {end.killed} child processes" if end.killed else ""
+        left = f" with its {end.killed} child process{'es' * (end.killed != 1)}" if end.killed else ""
         return Outcome("timeout", code="tool_timeout", message=f"ended after {seconds:g} s, killed{left}",
                        remedy="Ask for more with timeout_s, or do less at a time.", notes=notes)
     match end.how:
@@ -64,7 +64,8 @@ def outcome_of(result: ExecResult, seconds: float) -> Outcome:
             return Outcome("ok" if end.code == 0 else "exit", exit_code=end.code, notes=notes)
         case "signal":
             name = f"signal {end.code}" if end.code else "a signal; no exit status was seen"
-            return Outcome("signal", code="command_failed", message=f"ended by {name}", notes=notes)
+            return Outcome("signal", code="command_failed", message=f"ended by {name}", notes=notes,
+                           structured={"signal": end.code})
         case "oom":
             return Outcome("oom", code="command_failed", message="ended by the kernel: out of memory", notes=notes,
                            remedy="Use less memory, or ask the operator for a higher limit.")

@@ -18,12 +18,13 @@ import httpx2
 import pytest
 from anyio.abc import SocketAttribute, SocketStream
 
-from gateway import client as client_module
 from gateway.client import (
     ArchiveRefused,
     Client,
     ClientError,
     ConnectionLost,
+    FileEntry,
+    FileList,
     Forbidden,
     GatewayUnreachable,
     Gone,
@@ -33,6 +34,8 @@ from gateway.client import (
     StreamInterrupted,
     TooMany,
     Unauthorized,
+    errors,
+    stream,
 )
 from tests.gateway.conftest import Served, served
 
@@ -284,7 +287,7 @@ async def test_broken_stream_is_taken_up_where_it_broke(server: Served, wire: Wi
 async def test_stream_of_a_dead_wire_is_interrupted(server: Served, wire: Wire, session: Session,
                                                     monkeypatch: pytest.MonkeyPatch) -> None:
     """R28: where the end is not known there is an error, never a code."""
-    monkeypatch.setattr(client_module, "RECONNECT_DELAYS", (0.0, 0.01))
+    monkeypatch.setattr(stream, "RECONNECT_DELAYS", (0.0, 0.01))
     async with Client(wire.url, token_of(server)) as client:
         attached = await client.attach(session.id)
         async with attached.stream("bash", {"command": "echo hi; sleep 60"}) as call:
@@ -351,7 +354,16 @@ async def test_unknown_token_is_unauthorized(server: Served) -> None:
     async with Client(server.url, "wrong") as client:
         with pytest.raises(Unauthorized) as refused:
             await client.sessions()
+    assert refused.value.message == "this token is not known"
     assert "`sandgate token agent`" in refused.value.remedy
+
+
+async def test_no_token_is_unauthorized_and_needed(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SANDGATE_TOKEN", raising=False)
+    async with Client(server.url) as client:
+        with pytest.raises(Unauthorized) as refused:
+            await client.sessions()
+    assert refused.value.message == "a token is needed"
 
 
 async def test_wider_session_is_refused_naming_the_field(client: Client) -> None:
@@ -390,13 +402,22 @@ async def test_field_of_a_newer_gateway_is_passed_over() -> None:
         assert (await Session(client, "s-1").call("bash")).id == "c-1"
 
 
+async def test_field_of_a_newer_gateway_in_a_list_is_passed_over() -> None:
+    body = (b'{"entries": [{"path": "a", "href": "a", "kind": "file", "size": 1, "mode": "0644", "modified": 1.5,'
+            b' "owner": "me"}], "complete": true, "cursor": null}')
+    async with answering(answer(body, "application/json")) as client:
+        listed = await Session(client, "s-1").files()
+    assert listed == FileList(complete=True, entries=(
+        FileEntry(path="a", href="a", kind="file", size=1, mode="0644", modified=1.5),))
+
+
 @pytest.mark.parametrize("name", [
     name for name in httpx2.__all__ if isinstance(kind := getattr(httpx2, name), type)
     and issubclass(kind, (httpx2.HTTPError, httpx2.StreamError, httpx2.InvalidURL))])
 async def test_every_error_of_the_http_library_becomes_ours(name: str) -> None:
     kind = getattr(httpx2, name)
     error: Exception = kind.__new__(kind, "secret")
-    with pytest.raises(ClientError) as mapped, client_module._mapped("http://gateway"):
+    with pytest.raises(ClientError) as mapped, errors.mapped("http://gateway"):
         raise error
     assert mapped.value.__cause__ is error
     assert "secret" not in str(mapped.value)
@@ -650,7 +671,8 @@ NUMBERS = "".join(f"{i}\n" for i in range(1, 20001)).encode()
 async def test_result_is_read_whole_in_part_and_after_closing(client: Client) -> None:
     async with client.session() as session:
         reference = (await session.call("bash", {"command": "seq 1 20000"})).references[0].reference
-        assert [one.reference for one in await session.results()] == [reference]
+        [listed] = await session.results()
+        assert (listed.reference, round(listed.expires - listed.created)) == (reference, 24 * 3600)
     assert await session.read_result(reference) == NUMBERS
     assert await session.read_result(reference, 10, 20) == NUMBERS[10:20]
     assert await session.read_result(reference, len(NUMBERS) - 5) == NUMBERS[-5:]

@@ -340,8 +340,9 @@ async def called_quietly(gateway: Gateway, session: Session, code: str) -> None:
     await called(gateway, session, "python", code=code)
 
 
-NAMES = [b"new\nline", b"-rf", b"a 'b' \"c\"", b"$(touch owned)", b"\xff\xfe", "bidi \u202e".encode(), "\u00e9".encode(),
-         b"\x1b[31m", b"CON", b"n" * 255, b"manifest.json", b"back\\slash", b"*", b"\xed\xa0\x80", b"%2e%2e", b"..."]
+NAMES = [b"new\nline", b"-rf", b"a 'b' \"c\"", b"$(touch owned)", b"\xff\xfe", "bidi \u202e".encode(),
+         "\u00e9".encode(), b"\x1b[31m", b"CON", b"n" * 255, b"manifest.json", b"back\\slash", b"*", b"\xed\xa0\x80", b"%2e%2e",
+         b"..."]
 
 
 async def test_hostile_names_are_collected_exactly(tmp_path: Path, state_dir: Path) -> None:

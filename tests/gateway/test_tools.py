@@ -123,6 +123,15 @@ async def test_grep_with_a_bad_expression_fails_and_says_why(gateway: Gateway, s
     assert "unclosed group" in result.text
 
 
+@pytest.mark.parametrize(("tool", "argument"), [("bash", "command"), ("read_file", "file_path"), ("grep", "pattern")])
+async def test_text_that_is_no_unicode_is_refused(gateway: Gateway, session: Session, tool: str, argument: str) -> None:
+    """A lone surrogate stands for no byte."""
+    result = await called(gateway, session, tool, **{argument: "\ud800"})
+    assert result.status in ("invalid", "failed")
+    assert result.error is not None
+    assert result.error.code in ("invalid_arguments", "invalid_path")
+
+
 async def test_names_are_arguments_never_options(gateway: Gateway, session: Session) -> None:
     """A30."""
     await called(gateway, session, "write_file", file_path="--pre=sh", content="needle")

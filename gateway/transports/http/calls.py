@@ -4,41 +4,30 @@ import base64
 import json
 import re
 from collections.abc import AsyncIterator
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import anyio
 from fastapi import APIRouter, Header, Query, Request
 from fastapi.sse import format_sse_event
-from pydantic import BaseModel
 from starlette.responses import Response, StreamingResponse
 
 from gateway.calls import ActiveCall, OutputEvent, ProgressEvent, output_events
 from gateway.errors import NotFound, Unprocessable
-from gateway.models import STREAMS, CallRecord, CallRequest, Stream, ToolResult
+from gateway.models import STREAMS, CallRecord, CallRequest, Stream, ToolResult, Wire
 from gateway.transports.http.app import TheGateway, TheSession
+from gateway.wire import Accepted, CallList, Cancelled, Output, Progress
 
 router = APIRouter(prefix="/v1/sessions/{session_id}/calls", tags=["calls"])
 
 KEEPALIVE_SECONDS: Final = 15.0
+QUICK_SECONDS: Final = 0.02
+"""A call that ends this soon is not worth a watch over its connection."""
 MAX_KEY_CHARACTERS: Final = 255
 MAX_SEQUENCE: Final = 2**63 - 1
 EVENT_STREAM: Final = "text/event-stream"
 _EVENT_ID: Final = re.compile(r"stdout:(\d{1,18}),stderr:(\d{1,18})")
 
 LastEventId = Annotated[str | None, Header(alias="Last-Event-ID")]
-
-
-class CallList(BaseModel):
-    """Calls in order; ask again with `after` = the last `sequence` for more."""
-
-    calls: list[CallRecord]
-
-
-class Cancelled(BaseModel):
-    """Whether there was still something to cancel."""
-
-    id: str
-    cancelled: bool
 
 
 @router.post("", response_model=ToolResult, responses={200: {"content": {EVENT_STREAM: {}}}})
@@ -62,7 +51,7 @@ async def call(body: CallRequest, request: Request, session: TheSession, gateway
 async def list_calls(session: TheSession, gateway: TheGateway, after: Annotated[int, Query(ge=0, le=MAX_SEQUENCE)] = 0,
                      limit: Annotated[int, Query(ge=1, le=1000)] = 1000) -> CallList:
     """The session's calls."""
-    return CallList(calls=await gateway.journal.calls(session.id, after, limit))
+    return CallList(calls=tuple(await gateway.journal.calls(session.id, after, limit)))
 
 
 @router.get("/{call_id}", response_model=CallRecord, responses={200: {"content": {EVENT_STREAM: {}}}})
@@ -93,7 +82,7 @@ def _wants_events(request: Request) -> bool:
     return EVENT_STREAM in request.headers.get("accept", "")
 
 
-def _json(value: BaseModel) -> Response:
+def _json(value: Wire) -> Response:
     return Response(value.model_dump_json(), media_type="application/json", headers={"cache-control": "no-store"})
 
 
@@ -105,6 +94,8 @@ async def _while_connected(request: Request, active: ActiveCall) -> ToolResult:
             pass
         active.cancel()
 
+    with anyio.move_on_after(QUICK_SECONDS):
+        return await active.wait()
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(watch)
         result = await active.wait()
@@ -128,28 +119,27 @@ def _stream(active: ActiveCall, start: dict[Stream, int]) -> Response:
 
 async def _events(active: ActiveCall, start: dict[Stream, int]) -> AsyncIterator[bytes]:
     async with active:
-        yield _event("accepted", {"id": active.call.id, "call_id": active.call.call_id, "tool": active.call.tool})
+        yield _event("accepted", Accepted(id=active.call.id, call_id=active.call.call_id, tool=active.call.tool))
         async for event in output_events(active, start, KEEPALIVE_SECONDS):
             match event:
                 case OutputEvent():
                     offsets = ",".join(f"{stream}:{event.offsets[stream]}" for stream in STREAMS)
                     yield _event("output", _output(event), offsets)
                 case ProgressEvent():
-                    yield _event("progress", {"bytes": dict(event.bytes)})
+                    yield _event("progress", Progress(bytes=dict(event.bytes)))
                 case None:
                     yield b": keepalive\n\n"
         result = await active.wait()
         yield format_sse_event(event="result", data_str=result.model_dump_json())
 
 
-def _output(event: OutputEvent) -> dict[str, Any]:
-    """Text as text; bytes that are not UTF-8 also exactly, as `base64`."""
+def _output(event: OutputEvent) -> Output:
     try:
-        return {"stream": event.stream, "offset": event.offset, "text": event.data.decode()}
+        return Output(stream=event.stream, offset=event.offset, text=event.data.decode())
     except UnicodeDecodeError:
-        return {"stream": event.stream, "offset": event.offset, "text": event.data.decode(errors="replace"),
-                "base64": base64.b64encode(event.data).decode()}
+        return Output(stream=event.stream, offset=event.offset, text=event.data.decode(errors="replace"),
+                      base64=base64.b64encode(event.data).decode())
 
 
-def _event(name: str, data: dict[str, Any], id: str | None = None) -> bytes:
-    return format_sse_event(event=name, data_str=json.dumps(data), id=id)
+def _event(name: str, data: Wire, id: str | None = None) -> bytes:
+    return format_sse_event(event=name, data_str=json.dumps(data.model_dump(exclude_unset=True)), id=id)

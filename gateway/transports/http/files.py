@@ -4,12 +4,11 @@ import base64
 import os
 import tempfile
 from collections.abc import AsyncIterator
-from typing import Final, Literal
+from typing import Final
 from urllib.parse import quote, unquote_to_bytes
 
 import anyio.to_thread
 from fastapi import APIRouter, Request
-from pydantic import BaseModel
 from starlette.convertors import PathConvertor, register_url_convertor
 from starlette.responses import Response, StreamingResponse
 
@@ -17,6 +16,7 @@ from gateway.errors import NotFound, Problem, Unprocessable
 from gateway.sessions import Session
 from gateway.text import printable
 from gateway.transports.http.app import TheSession
+from gateway.wire import FileEntry, FileList, Written
 from sandboxes import Entry, FileRefused, Sandbox, pack, unpack
 
 
@@ -31,33 +31,6 @@ router = APIRouter(prefix="/v1/sessions/{session_id}/files", tags=["files"])
 
 TAR: Final = "application/x-tar"
 MAX_PATH: Final = 4096
-
-
-class FileEntry(BaseModel):
-    """One entry. `path` is for people; `href` is the exact name, percent-encoded, for this route; `path_base64` is
-    there where the name is not plain text."""
-
-    path: str
-    href: str
-    kind: Literal["file", "directory", "symlink", "other"]
-    size: int
-    mode: str
-    modified: float
-    path_base64: str | None = None
-
-
-class FileList(BaseModel):
-    """A folder; `complete` is False where it has more than is listed."""
-
-    entries: list[FileEntry]
-    complete: bool
-
-
-class Written(BaseModel):
-    """What an upload wrote."""
-
-    files: int
-    bytes: int
 
 
 @router.get("", response_model=None)
@@ -113,8 +86,7 @@ def _path(request: Request, missing: Problem | None = None) -> str:
 
 
 async def _sandbox(session: Session) -> Sandbox:
-    if session.state != "open":
-        raise NotFound("this session is closed", "Its results can be read until retention ends.", code="session_closed")
+    session.check_open()
     return await session.sandbox()
 
 
@@ -131,14 +103,14 @@ async def _folder(sandbox: Sandbox, path: str, request: Request, *, recursive: b
         return await _get_tar(sandbox, path, int(request.app.state.upload_bytes))
     listing = await sandbox.list(path, recursive=recursive, max_entries=10_000)
     prefix = "" if path == "." else f"{path}/"
-    return FileList(entries=[_shown(entry, prefix) for entry in listing.entries], complete=listing.complete)
+    return FileList(entries=tuple(_shown(entry, prefix) for entry in listing.entries), complete=listing.complete)
 
 
 def _shown(entry: Entry, prefix: str) -> FileEntry:
-    exact = os.fsencode(entry.path)
-    plain = printable(entry.path)
+    exact = os.fsencode(prefix + entry.path)
+    plain = printable(prefix + entry.path)
     return FileEntry(
-        path=plain, href=quote(os.fsencode(prefix) + exact), kind=entry.kind, size=entry.size,
+        path=plain, href=quote(exact), kind=entry.kind, size=entry.size,
         mode=f"{entry.mode & 0o7777:04o}", modified=entry.modified,
         path_base64=None if os.fsencode(plain) == exact else base64.b64encode(exact).decode())
 
@@ -155,13 +127,11 @@ async def _get_tar(sandbox: Sandbox, path: str, limit: int) -> Response:
 
 async def _put_tar(request: Request, session: Session, sandbox: Sandbox, path: str) -> Written:
     """Spool the archive, check all of it, then unpack it."""
-    total = 0
     with tempfile.TemporaryFile() as spool:  # without a name, so that nothing is left of it after a crash
         async for chunk in request.stream():
-            total += len(chunk)
             await anyio.to_thread.run_sync(spool.write, chunk)
-        files = await unpack(sandbox, spool, path, session.spec.limits.workspace_size)
-    return Written(files=files, bytes=total)
+        unpacked = await unpack(sandbox, spool, path, session.spec.limits.workspace_size)
+    return Written(files=unpacked.files, bytes=unpacked.bytes)
 
 
 async def _after(first: bytes, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:

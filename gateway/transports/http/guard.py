@@ -23,7 +23,7 @@ OPEN_PATHS: Final = frozenset({"/healthz", "/readyz"})
 LOOPBACK_NAMES: Final = frozenset({"127.0.0.1", "localhost", "[::1]"})
 BODY_SECONDS: Final = 30.0
 """How long a JSON body may take, or one piece of an upload."""
-
+BEARER_REMEDY: Final = "Send Authorization: Bearer <token>; `sandgate token agent` prints one."
 
 ONLY_ONCE: Final = (b"host", b"origin", b"authorization", b"content-type", b"content-length")
 """Headers that decide something here; sent twice, another reader might believe the other one."""
@@ -92,10 +92,11 @@ class Guard:
 
     def _principal(self, headers: dict[bytes, str]) -> Principal:
         scheme, _, token = headers.get(b"authorization", "").partition(" ")
-        principal = self.authenticate(token.strip()) if scheme.lower() == "bearer" and token.strip() else None
+        if scheme.lower() != "bearer" or not token.strip():
+            raise Unauthorized("a token is needed", BEARER_REMEDY)
+        principal = self.authenticate(token.strip())
         if principal is None:
-            raise Unauthorized("a token is needed", "Send Authorization: Bearer <token>; `sandgate token agent` "
-                               "prints one.")
+            raise Unauthorized("this token is not known", BEARER_REMEDY)
         return principal
 
     def _bounded(self, scope: Scope, headers: dict[bytes, str], receive: Receive) -> Receive:

@@ -17,11 +17,9 @@ TITLES = {400: "Bad request", 404: "Not found", 405: "Method not allowed", 416: 
 
 def problem_response(problem: Problem) -> Response:
     """Build the answer; texts are escaped, for names in them may be hostile."""
-    headers = {"cache-control": "no-store"}
+    headers = {"cache-control": "no-store", **problem.headers}
     if problem.retry_after_seconds is not None:
         headers["retry-after"] = str(problem.retry_after_seconds)
-    if problem.status == 401:
-        headers["www-authenticate"] = "Bearer"
     return _response(problem.status, problem.title, printable(problem.message), problem.code,
                      printable(problem.remedy), headers)
 

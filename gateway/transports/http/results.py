@@ -6,14 +6,13 @@ from email.utils import formatdate
 from typing import Annotated, Final
 
 from fastapi import APIRouter, Query, Request
-from pydantic import BaseModel
 from starlette.responses import Response, StreamingResponse
 
 from gateway.errors import Problem, Unprocessable
 from gateway.journal import ResultRow
-from gateway.models import Reference
 from gateway.results import SessionResults
 from gateway.transports.http.app import TheGateway, ThePrincipal, TheSession
+from gateway.wire import Page, StoredResultEntry, StoredResultList
 
 router = APIRouter(prefix="/v1/sessions/{session_id}/results", tags=["results"])
 
@@ -28,29 +27,17 @@ class NotSatisfiable(Problem):
     status, title, code = 416, "Range not satisfiable", "range_not_satisfiable"
 
 
-class StoredResultList(BaseModel):
-    """The session's stored results, in the order of their keys."""
-
-    results: list[Reference]
-
-
-class Page(BaseModel):
-    """A part of a result as text; `truncated` where the page was full before the part ended."""
-
-    text: str
-    truncated: bool
-
-
 @router.get("")
 async def list_results(session: TheSession, gateway: TheGateway, principal: ThePrincipal) -> StoredResultList:
     """What is stored for this session; what a broken hook withheld only for the operator."""
     rows = await gateway.journal.results(session.id)
     uri = gateway.results.store_uri if session.show_store_uri else None
-    return StoredResultList(results=[
-        Reference.model_validate({
+    return StoredResultList(results=tuple(
+        StoredResultEntry.model_validate({
             "reference": f"sandgate://{session.id}/results/{row.key}", "stream": row.stream, "bytes": row.bytes,
-            "media_type": row.media_type, "sha256": row.sha256, "store_uri": uri(session.id, row.key) if uri else None})
-        for row in rows if principal.role == "operator" or not row.withheld])
+            "media_type": row.media_type, "sha256": row.sha256, "created": row.created, "expires": row.expires,
+            "store_uri": uri(session.id, row.key) if uri else None})
+        for row in rows if principal.role == "operator" or not row.withheld))
 
 
 @router.get("/{key:path}", response_model=None)
@@ -95,7 +82,7 @@ def _byte_range(first: str, last: str, size: int) -> tuple[int, int]:
     start = int(first) if first else max(0, size - int(last))
     end = min(size, int(last) + 1) if first and last else size
     if start >= end:
-        raise NotSatisfiable(f"the result has {size:,} bytes")
+        raise NotSatisfiable(f"the result has {size:,} bytes", headers={"content-range": f"bytes */{size}"})
     return start, end
 
 

@@ -1,27 +1,15 @@
 """Sessions and their tools over HTTP."""
 
-from typing import Any, Literal
+from typing import Literal
 
 from fastapi import APIRouter
-from pydantic import BaseModel
 
 from gateway.models import CloseReport, OpenedSession, SessionRecord, SessionRequest
 from gateway.toolbox import FORMATS
 from gateway.transports.http.app import TheGateway, ThePrincipal, TheSession
+from gateway.wire import SessionList, ToolList
 
 router = APIRouter(prefix="/v1/sessions", tags=["sessions"])
-
-
-class SessionList(BaseModel):
-    """Sessions, the oldest first."""
-
-    sessions: list[SessionRecord]
-
-
-class ToolList(BaseModel):
-    """Tools in the shape that was asked for."""
-
-    tools: list[dict[str, Any]]
 
 
 @router.post("", status_code=201)
@@ -33,7 +21,7 @@ async def open_session(request: SessionRequest, gateway: TheGateway, principal: 
 @router.get("")
 async def list_sessions(gateway: TheGateway, principal: ThePrincipal) -> SessionList:
     """The sessions that this token may see."""
-    return SessionList(sessions=[one.record() for one in gateway.sessions.visible(principal)])
+    return SessionList(sessions=tuple(one.record() for one in gateway.sessions.visible(principal)))
 
 
 @router.get("/{session_id}")
@@ -51,4 +39,4 @@ async def close_session(session: TheSession, gateway: TheGateway) -> CloseReport
 @router.get("/{session_id}/tools")
 async def list_tools(session: TheSession, format: Literal["mcp", "openai", "anthropic"] = "mcp") -> ToolList:
     """What this session may call, as MCP, OpenAI or Anthropic want it."""
-    return ToolList(tools=[FORMATS[format](one) for one in session.tools])
+    return ToolList(tools=tuple(FORMATS[format](one) for one in session.tools))

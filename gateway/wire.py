@@ -1,0 +1,105 @@
+"""What HTTP carries around the values of `gateway.models`: lists, files, pages, a stream's events.
+
+Here stands what only the HTTP transport answers and its client reads; what the gateway works with is in `models`.
+"""
+
+from typing import Any, Literal
+
+from gateway.models import CallRecord, Reference, SessionRecord, Stream, Wire
+
+
+class SessionList(Wire):
+    """Sessions, the oldest first."""
+
+    sessions: tuple[SessionRecord, ...]
+
+
+class ToolList(Wire):
+    """Tools in the shape that was asked for."""
+
+    tools: tuple[dict[str, Any], ...]
+
+
+class CallList(Wire):
+    """Calls in order; ask again with `after` = the last `sequence` for more."""
+
+    calls: tuple[CallRecord, ...]
+
+
+class Cancelled(Wire):
+    """Whether there was still something to cancel."""
+
+    id: str
+    cancelled: bool
+
+
+class Accepted(Wire):
+    """The first event of a stream: what the call is called here, and what its caller called it."""
+
+    id: str
+    call_id: str | None
+    tool: str
+
+
+class Output(Wire):
+    """An event: the bytes of one stream from `offset` on; as `base64` too where they are not UTF-8."""
+
+    stream: Stream
+    offset: int
+    text: str
+    base64: str | None = None
+
+
+class Progress(Wire):
+    """An event: how many bytes each stream has had, where the bytes themselves may not be shown yet."""
+
+    bytes: dict[Stream, int]
+
+
+class FileEntry(Wire):
+    """One entry of a workspace. `path`, from the workspace on, is for people: what cannot be shown in it is escaped,
+    and then `path_base64` is there. `href` is the exact path, percent-encoded, for the route of the files. The client
+    puts the exact path into `path`.
+    """
+
+    path: str
+    href: str
+    kind: Literal["file", "directory", "symlink", "other"]
+    size: int
+    mode: str
+    modified: float
+    path_base64: str | None = None
+
+
+class FileList(Wire):
+    """A folder; `complete` is False where it has more than is listed."""
+
+    entries: tuple[FileEntry, ...]
+    complete: bool
+
+
+class Written(Wire):
+    """What an upload wrote; of an archive `bytes` are those of its files."""
+
+    files: int
+    bytes: int
+
+
+class StoredResultEntry(Reference):
+    """A stored result in a list; times in seconds since 1970, after `expires` it is gone."""
+
+    created: float
+    expires: float
+
+
+class StoredResultList(Wire):
+    """The session's stored results, in the order of their keys."""
+
+    results: tuple[StoredResultEntry, ...]
+
+
+class Page(Wire):
+    """A part of a result as text; `truncated` where the page was full before the part ended."""
+
+    text: str
+    truncated: bool
