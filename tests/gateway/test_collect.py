@@ -341,8 +341,8 @@ async def called_quietly(gateway: Gateway, session: Session, code: str) -> None:
 
 
 NAMES = [b"new\nline", b"-rf", b"a 'b' \"c\"", b"$(touch owned)", b"\xff\xfe", "bidi \u202e".encode(),
-         "\u00e9".encode(), b"\x1b[31m", b"CON", b"n" * 255, b"manifest.json", b"back\\slash", b"*", b"\xed\xa0\x80", b"%2e%2e",
-         b"..."]
+         "\u00e9".encode(), b"\x1b[31m", b"CON", b"n" * 255, b"manifest.json", b"back\\slash", b"*", b"\xed\xa0\x80",
+         b"%2e%2e", b"..."]
 
 
 async def test_hostile_names_are_collected_exactly(tmp_path: Path, state_dir: Path) -> None:

@@ -164,12 +164,12 @@ async def test_health_answers_while_calls_run(server: Served) -> None:
     session = await server.session()
 
     async def hold() -> None:
-        await server.call(session, "bash", command="sleep 2")
+        await server.call(session, "bash", command="sleep 1.5")
 
     async with anyio.create_task_group() as tasks:
         for _ in range(8):
             tasks.start_soon(hold)
         await anyio.sleep(0.3)
-        with anyio.fail_after(1.5):
+        with anyio.fail_after(1):
             assert (await server.anonymous.get("/healthz")).status_code == 200
             assert (await server.anonymous.get("/readyz")).status_code == 200

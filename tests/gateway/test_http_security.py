@@ -6,7 +6,7 @@ import re
 import subprocess
 import time
 from collections.abc import Iterable
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
@@ -518,16 +518,16 @@ async def dripped(server: Served, start: bytes, drop: bytes) -> bytes:
                 await stream.send(drop)
 
 
-async def test_idle_connections_starve_nobody(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_idle_connections_starve_nobody(state_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A56, C.2 row 8: more silent connections than are served at a time are gone after their time."""
     monkeypatch.setattr(http_serving, "HEAD_SECONDS", 0.5)
     monkeypatch.setattr(http_serving, "MAX_CONNECTIONS", 50)
-    port = urlsplit(server.url).port or 80
-    silent = [await anyio.connect_tcp("127.0.0.1", port) for _ in range(60)]
-    await anyio.sleep(1.5)
-    assert (await server.anonymous.get("/healthz")).status_code == 200
-    for stream in silent:
-        await stream.aclose()
+    async with served(state_dir) as server, AsyncExitStack() as silent:
+        for _ in range(60):
+            await silent.enter_async_context(await anyio.connect_tcp("127.0.0.1", urlsplit(server.url).port or 80))
+        assert (await server.anonymous.get("/healthz")).status_code == 503
+        await anyio.sleep(1)
+        assert (await server.anonymous.get("/healthz")).status_code == 200
 
 
 async def test_a_long_call_outlives_the_time_for_a_head(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
