@@ -19,9 +19,17 @@ async def build_result(call: ToolCall, outcome: Outcome, spools: Spools, limit: 
         if not is_text(head):
             notes.append(f"{stream} is not valid UTF-8: shown with replacement characters")
     return ToolResult(
-        id=call.id, call_id=call.call_id, tool=call.tool, status=outcome.status, content=tuple(blocks),
-        structured=outcome.structured, exit_code=outcome.exit_code, error=_fault(outcome), truncated=truncated,
-        notes=tuple(notes))
+        id=call.id,
+        call_id=call.call_id,
+        tool=call.tool,
+        status=outcome.status,
+        content=tuple(blocks),
+        structured=outcome.structured,
+        exit_code=outcome.exit_code,
+        error=_fault(outcome),
+        truncated=truncated,
+        notes=tuple(notes),
+    )
 
 
 def _fault(outcome: Outcome) -> Fault | None:

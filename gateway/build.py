@@ -61,8 +61,9 @@ def open_state(folder: Path) -> State:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         os.close(lock)
-        raise StateError(f"{folder}: in use by another gateway",
-                         "Stop that one, or name another folder with --state-dir.") from None
+        raise StateError(
+            f"{folder}: in use by another gateway", "Stop that one, or name another folder with --state-dir."
+        ) from None
     return State(folder, _instance(folder), lock)
 
 
@@ -77,8 +78,16 @@ def _instance(folder: Path) -> str:
 class ConfiguredProfiles(Profiles):
     """The profiles of the settings. A session may narrow one, never widen it."""
 
-    def __init__(self, settings: Settings, folder: Path, kinds: Mapping[str, SandboxKind], places: SandboxPlaces,
-                 toolbox: Toolbox, results: ResultStore, journal: Journal) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        folder: Path,
+        kinds: Mapping[str, SandboxKind],
+        places: SandboxPlaces,
+        toolbox: Toolbox,
+        results: ResultStore,
+        journal: Journal,
+    ) -> None:
         self._settings = settings
         self._folder = folder
         self._kinds = kinds
@@ -119,16 +128,33 @@ class ConfiguredProfiles(Profiles):
         if request.network == "open":
             raise Unprocessable("network: 'open' is wider than the profile's 'none'")
         return Session(
-            row=row, request=request, kind=self._kinds[profile.kind], network=profile.network, places=self._places,
-            spec=SandboxSpec(row.id, Limits(int(limits.memory), limits.cpus, limits.processes, limits.open_files,
-                                            int(limits.workspace_size)),
-                             {**profile.env, **_callers_env(profile, request)},
-                             tuple((self._folder / path).resolve() for path in profile.read_only)),
-            limits=SessionLimits(limits.call_seconds, limits.max_call_seconds, int(limits.output),
-                                 limits.parallel_calls, int(limits.results_size)),
-            idle_seconds=profile.idle_seconds, tools=self._tools(profile, request),
-            permissions=Permissions(tuple(policies)), show_store_uri=profile.show_store_uri,
-            raw_stream=profile.stream == "raw", sandbox_hooks=self._sandbox_hooks(row, profile, request, limits))
+            row=row,
+            request=request,
+            kind=self._kinds[profile.kind],
+            network=profile.network,
+            places=self._places,
+            spec=SandboxSpec(
+                row.id,
+                Limits(
+                    int(limits.memory), limits.cpus, limits.processes, limits.open_files, int(limits.workspace_size)
+                ),
+                {**profile.env, **_callers_env(profile, request)},
+                tuple((self._folder / path).resolve() for path in profile.read_only),
+            ),
+            limits=SessionLimits(
+                limits.call_seconds,
+                limits.max_call_seconds,
+                int(limits.output),
+                limits.parallel_calls,
+                int(limits.results_size),
+            ),
+            idle_seconds=profile.idle_seconds,
+            tools=self._tools(profile, request),
+            permissions=Permissions(tuple(policies)),
+            show_store_uri=profile.show_store_uri,
+            raw_stream=profile.stream == "raw",
+            sandbox_hooks=self._sandbox_hooks(row, profile, request, limits),
+        )
 
     def _tools(self, profile: Profile, request: SessionRequest) -> tuple[ToolDefinition, ...]:
         offered = self._toolbox.definitions(profile.tools)
@@ -137,14 +163,18 @@ class ConfiguredProfiles(Profiles):
         chosen = self._toolbox.definitions(request.tools)
         for pattern in request.tools:
             if not any(one in offered for one in self._toolbox.definitions([pattern])):
-                raise Unprocessable(f"tools: {pattern!r} matches no tool of the profile {request.profile!r}",
-                                    f"It offers: {', '.join(one.name for one in offered)}.")
+                raise Unprocessable(
+                    f"tools: {pattern!r} matches no tool of the profile {request.profile!r}",
+                    f"It offers: {', '.join(one.name for one in offered)}.",
+                )
         return tuple(one for one in chosen if one in offered)
 
-    def _sandbox_hooks(self, row: SessionRow, profile: Profile, request: SessionRequest,
-                       limits: ProfileLimits) -> tuple[SandboxHook, ...]:
-        sources: list[Inline | FromHost] = [FromHost((self._folder / one.source).resolve(), one.to)
-                                            for one in profile.seed]
+    def _sandbox_hooks(
+        self, row: SessionRow, profile: Profile, request: SessionRequest, limits: ProfileLimits
+    ) -> tuple[SandboxHook, ...]:
+        sources: list[Inline | FromHost] = [
+            FromHost((self._folder / one.source).resolve(), one.to) for one in profile.seed
+        ]
         if request.seed:
             inline = Inline(request.seed)
             inline.check()
@@ -157,7 +187,9 @@ class ConfiguredProfiles(Profiles):
         expires = row.expires + self._settings.store.retention_hours * 3600
         results = SessionResults(row.id, self._results, self._journal)
         for number, match in enumerate(request.collect, start=1):
-            hooks.append(CollectWorkspace(match, ResultsTarget(results, f"collected-{number}", expires), max_bytes=size))
+            hooks.append(
+                CollectWorkspace(match, ResultsTarget(results, f"collected-{number}", expires), max_bytes=size)
+            )
         return tuple(hooks)
 
     def _settings_uri(self, to: str) -> str:
@@ -179,8 +211,9 @@ def narrowed(limits: ProfileLimits, request: LimitsRequest | None) -> ProfileLim
 def _callers_env(profile: Profile, request: SessionRequest) -> dict[str, str]:
     for name in request.env:
         if name not in profile.env_from_caller:
-            raise Unprocessable(f"env: {name[:100]!r} may not come from a caller",
-                                "The operator allows names with env_from_caller.")
+            raise Unprocessable(
+                f"env: {name[:100]!r} may not come from a caller", "The operator allows names with env_from_caller."
+            )
     return dict(request.env)
 
 
@@ -235,12 +268,21 @@ async def built_gateway(settings: Settings, folder: Path, state: State) -> Async
     retention = settings.store.retention_hours * 3600
     journal = Journal.open(state.folder / "sandgate.db")
     gateway = Gateway(
-        journal=journal, sessions=Sessions(settings.server.sessions), places=places,
-        profiles=ConfiguredProfiles(settings, folder, kinds, places, toolbox, results, journal), pipeline=pipeline,
-        toolbox=toolbox, results=results, spools=SpoolFolder(state.folder / "spool"),
+        journal=journal,
+        sessions=Sessions(settings.server.sessions),
+        places=places,
+        profiles=ConfiguredProfiles(settings, folder, kinds, places, toolbox, results, journal),
+        pipeline=pipeline,
+        toolbox=toolbox,
+        results=results,
+        spools=SpoolFolder(state.folder / "spool"),
         offload=Offload(rules, results, preview_characters=settings.offload.preview_chars, retention_seconds=retention),
-        options=GatewayOptions(replay_seconds=settings.server.replay_seconds, stop_seconds=settings.server.stop_seconds,
-                               retention_seconds=retention))
+        options=GatewayOptions(
+            replay_seconds=settings.server.replay_seconds,
+            stop_seconds=settings.server.stop_seconds,
+            retention_seconds=retention,
+        ),
+    )
     async with gateway.run():
         yield gateway
 
@@ -289,10 +331,19 @@ def build_tool(one: ToolSettings, folder: Path) -> Tool:
     if one.use is not None:
         return FunctionTool.of(imported(one.use, folder), name=one.name)
     optional = {name for name, schema in one.parameters.items() if "default" in schema}
-    schema = {"type": "object", "properties": one.parameters, "additionalProperties": False,
-              "required": [name for name in one.parameters if name not in optional]}
-    definition = ToolDefinition(name=one.name or "", description=one.description or f"Runs {one.argv[0]}.",
-                                parameters=schema, source="command", open_world=True)
+    schema = {
+        "type": "object",
+        "properties": one.parameters,
+        "additionalProperties": False,
+        "required": [name for name in one.parameters if name not in optional],
+    }
+    definition = ToolDefinition(
+        name=one.name or "",
+        description=one.description or f"Runs {one.argv[0]}.",
+        parameters=schema,
+        source="command",
+        open_world=True,
+    )
     return CommandTool(definition, one.argv, one.timeout_seconds)
 
 
@@ -306,8 +357,9 @@ def imported(path: str, folder: Path) -> Any:
     try:
         return getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
-        raise SettingsError(f"{path}: {error}", f"Put {module.split('.')[0]}.py beside the configuration file, or "
-                            "install its package.") from error
+        raise SettingsError(
+            f"{path}: {error}", f"Put {module.split('.')[0]}.py beside the configuration file, or install its package."
+        ) from error
 
 
 def refuse_shadowed_packages() -> None:
@@ -316,8 +368,9 @@ def refuse_shadowed_packages() -> None:
     for name in OWN_PACKAGES:
         file = importlib.import_module(name).__file__
         if file is None or Path(file).parent.parent != own:
-            raise SettingsError(f"the package {name!r} is not sandgate's: {file}",
-                                "Install sandgate in an environment of its own.")
+            raise SettingsError(
+                f"the package {name!r} is not sandgate's: {file}", "Install sandgate in an environment of its own."
+            )
 
 
 def tokens_of(state: State) -> Tokens:
@@ -328,4 +381,3 @@ def with_port(settings: Settings, port: int | None, host: str | None = None) -> 
     """The settings with a command line's port or host in their place."""
     given = {name: value for name, value in (("port", port), ("host", host)) if value is not None}
     return settings.model_copy(update={"server": settings.server.model_copy(update=given)}) if given else settings
-

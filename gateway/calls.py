@@ -85,8 +85,9 @@ class ProgressEvent:
 EVENT_BYTES = 64 * 1024
 
 
-async def output_events(active: ActiveCall, start: Mapping[Stream, int],
-                        keepalive_seconds: float) -> AsyncIterator[OutputEvent | ProgressEvent | None]:
+async def output_events(
+    active: ActiveCall, start: Mapping[Stream, int], keepalive_seconds: float
+) -> AsyncIterator[OutputEvent | ProgressEvent | None]:
     """Everything from `start` on until the call is done; None now and then, where there is nothing to say.
 
     Events never cut a UTF-8 character in two, where the bytes are UTF-8.
@@ -123,6 +124,7 @@ async def _progress(active: ActiveCall, seconds: float) -> AsyncIterator[Progres
 
 async def _changed(spools: Spools, seen: Mapping[Stream, int], seconds: float) -> bool:
     """Wait until a stream has more than was seen, or has ended; False after `seconds` without either."""
+
     async def watch(stream: Stream) -> None:
         await spools[stream].more(seen[stream])
         tasks.cancel_scope.cancel()

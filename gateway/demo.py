@@ -32,8 +32,17 @@ SEED_SOURCE: Final = "what this Python did to document its own argparse, line by
 SEED_BYTES: Final = 6 << 20
 LARGE_BYTES: Final = 5 << 20
 COLLECTED_FILES: Final = 2
-_TRACE: Final = ("-I", "-m", "trace", "--trace", "--timing", "--ignore-module=_bootstrap,_bootstrap_external",
-                 "--module", "pydoc", "argparse")
+_TRACE: Final = (
+    "-I",
+    "-m",
+    "trace",
+    "--trace",
+    "--timing",
+    "--ignore-module=_bootstrap,_bootstrap_external",
+    "--module",
+    "pydoc",
+    "argparse",
+)
 _SEARCHED: Final = "funcname: match"
 _NOTES: Final = "# Notes\n\nThe trace is TODO\n"
 _COUNT: Final = f"""\
@@ -129,8 +138,13 @@ class Report:
     @property
     def ok(self) -> bool:
         read = self.read_back.by_reference and self.read_back.by_store_uri
-        return (all(row.as_expected for row in self.calls) and read and self.collected.verified
-                and not self.close_report.failed and not self.left_behind)
+        return (
+            all(row.as_expected for row in self.calls)
+            and read
+            and self.collected.verified
+            and not self.close_report.failed
+            and not self.left_behind
+        )
 
 
 async def run_demo() -> Report:
@@ -179,31 +193,47 @@ async def _probe(name: str, folder: Path) -> Probe:
 
 def write_trace(path: Path) -> bytes:
     """Let this Python trace itself until there are `SEED_BYTES`; returns them, also written to the path."""
-    with subprocess.Popen([sys.executable, *_TRACE], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                          stderr=subprocess.DEVNULL) as tracing:
-        assert tracing.stdout is not None  # noqa: S101  # a pipe was asked for
+    with subprocess.Popen(
+        [sys.executable, *_TRACE], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    ) as tracing:
+        assert tracing.stdout is not None
         log = tracing.stdout.read(SEED_BYTES)
         tracing.kill()
     if len(log) < SEED_BYTES:
-        raise SandgateError(f"the trace of {sys.executable} has only {len(log):,} bytes",
-                            "Is its standard library there with its source?")
+        raise SandgateError(
+            f"the trace of {sys.executable} has only {len(log):,} bytes",
+            "Is its standard library there with its source?",
+        )
     path.write_bytes(log)
     return log
 
 
 def settings_for(kind: str, place: Path) -> Settings:
     """A configuration as an operator would write it."""
-    return Settings.model_validate({
-        "server": {"port": 0},
-        "profiles": {"default": {
-            "kind": kind, "permission": "careful", "show_store_uri": True,
-            "seed": [{"from": str(place / SEED_NAME)}],
-            "collect": [{"match": "out/**", "to": str(place / "collected")}]}},
-        "permissions": {"careful": {"rules": [{"tools": ["deploy"], "otherwise": "deny"}]}},
-        "hooks": [{"use": f"{__name__}:{NoPush.__name__}", "tools": ["bash"]}],
-        "tools": [{"name": "deploy", "description": "Put the project online.", "argv": ["./deploy", "{target}"],
-                   "parameters": {"target": {"type": "string"}}}],
-    })
+    return Settings.model_validate(
+        {
+            "server": {"port": 0},
+            "profiles": {
+                "default": {
+                    "kind": kind,
+                    "permission": "careful",
+                    "show_store_uri": True,
+                    "seed": [{"from": str(place / SEED_NAME)}],
+                    "collect": [{"match": "out/**", "to": str(place / "collected")}],
+                }
+            },
+            "permissions": {"careful": {"rules": [{"tools": ["deploy"], "otherwise": "deny"}]}},
+            "hooks": [{"use": f"{__name__}:{NoPush.__name__}", "tools": ["bash"]}],
+            "tools": [
+                {
+                    "name": "deploy",
+                    "description": "Put the project online.",
+                    "argv": ["./deploy", "{target}"],
+                    "parameters": {"target": {"type": "string"}},
+                }
+            ],
+        }
+    )
 
 
 def steps(log: bytes) -> list[Step]:
@@ -215,36 +245,54 @@ def steps(log: bytes) -> list[Step]:
         Step("grep", lambda _: {"pattern": _SEARCHED, "path": SEED_NAME, "output_mode": "count"}, shows=str(found)),
         Step("python", lambda _: {"code": _COUNT}, shows=f"{len(text.splitlines()):,} lines"),
         Step("write_file", lambda _: {"file_path": "out/notes.md", "content": _NOTES}, shows="out/notes.md"),
-        Step("edit_file", lambda _: {"file_path": "out/notes.md", "old_string": "TODO", "new_string": "read."},
-             shows="1 replacement"),
+        Step(
+            "edit_file",
+            lambda _: {"file_path": "out/notes.md", "old_string": "TODO", "new_string": "read."},
+            shows="1 replacement",
+        ),
         Step("deploy", lambda _: {"target": "production"}, "denied", shows="not allowed here"),
         Step("bash", lambda _: {"command": "git push origin main"}, "skipped", shows="pushing is not allowed here"),
         Step("bash", lambda _: {"command": _SLOW, "timeout_s": 0.5}, "timeout", shows="3 child processes"),
         Step("bash", lambda _: {"command": f"head -c {LARGE_BYTES} {SEED_NAME}"}, shows="sandgate://"),
-        Step("read_result", lambda last: {"reference": last, "lines": "100-102"},
-             shows="\n".join(text.split("\n")[99:102])),
+        Step(
+            "read_result",
+            lambda last: {"reference": last, "lines": "100-102"},
+            shows="\n".join(text.split("\n")[99:102]),
+        ),
     ]
 
 
-async def _run(kind: str, refused: tuple[Probe, ...], place: Path, log: bytes,
-               state: State) -> tuple[Report, set["Running"]]:
+async def _run(
+    kind: str, refused: tuple[Probe, ...], place: Path, log: bytes, state: State
+) -> tuple[Report, set["Running"]]:
     """Serve, call, read back, collect; returns also the processes that were there while the session was open."""
     settings, tokens, wanted = settings_for(kind, place), Tokens(state.folder / "tokens", {}), steps(log)
     token = tokens.stored("agent")
-    async with (built_gateway(settings, place, state) as gateway,
-                serving(gateway, tokens, settings.server, listen(settings.server)) as url,
-                Client(url, token) as client):
+    async with (
+        built_gateway(settings, place, state) as gateway,
+        serving(gateway, tokens, settings.server, listen(settings.server)) as url,
+        Client(url, token) as client,
+    ):
         async with client.session() as session:
             results = await _called(session, wanted)
             record, processes = await session.record(), descendants()
         large = next((one for result in results for one in result.references), None)
         expected = hashlib.sha256(log[:LARGE_BYTES]).hexdigest()
         read_back = await anyio.to_thread.run_sync(_read_back, large, expected, url, token)
-    assert session.close_report is not None  # noqa: S101  # set on leaving its block
-    rows = tuple(_row(number, step, result) for number, (step, result)
-                 in enumerate(zip(wanted, results, strict=True), start=1))
-    return Report(kind, refused, record, Seed(SEED_NAME, SEED_SOURCE, len(log)), rows, read_back,
-                  _collected(place / "collected" / session.id), session.close_report), processes
+    assert session.close_report is not None
+    rows = tuple(
+        _row(number, step, result) for number, (step, result) in enumerate(zip(wanted, results, strict=True), start=1)
+    )
+    return Report(
+        kind,
+        refused,
+        record,
+        Seed(SEED_NAME, SEED_SOURCE, len(log)),
+        rows,
+        read_back,
+        _collected(place / "collected" / session.id),
+        session.close_report,
+    ), processes
 
 
 async def _called(session: Session, wanted: Sequence[Step]) -> list[ToolResult]:
@@ -257,9 +305,17 @@ async def _called(session: Session, wanted: Sequence[Step]) -> list[ToolResult]:
 
 def _row(number: int, step: Step, result: ToolResult) -> Row:
     size = sum(one.bytes for one in result.references) or sum(len(one.text.encode()) for one in result.content)
-    return Row(number, step.tool, step.status, result.status,
-               as_expected=result.status == step.status and step.shows in result.text,
-               duration_ms=result.duration_ms, hooks=result.hooks, bytes=size, result=_in_short(result))
+    return Row(
+        number,
+        step.tool,
+        step.status,
+        result.status,
+        as_expected=result.status == step.status and step.shows in result.text,
+        duration_ms=result.duration_ms,
+        hooks=result.hooks,
+        bytes=size,
+        result=_in_short(result),
+    )
 
 
 def _in_short(result: ToolResult) -> str:
@@ -278,8 +334,14 @@ def _read_back(large: Reference | None, sha256: str, url: str, token: str) -> Re
         by_reference = file.read()
     with fsspec.open(large.store_uri, "rb") as file:
         by_store_uri = file.read()
-    return ReadBack(large.reference, large.store_uri, len(by_reference), sha256,
-                    by_reference=_is(by_reference, sha256), by_store_uri=_is(by_store_uri, sha256))
+    return ReadBack(
+        large.reference,
+        large.store_uri,
+        len(by_reference),
+        sha256,
+        by_reference=_is(by_reference, sha256),
+        by_store_uri=_is(by_store_uri, sha256),
+    )
 
 
 def _is(data: bytes, sha256: str) -> bool:
@@ -290,12 +352,15 @@ def _collected(folder: Path) -> Collected:
     """What lies there, compared with what its manifest says."""
     try:
         manifest = json.loads((folder / "manifest.json").read_bytes())
-        good = [hashlib.sha256((folder / one["key"]).read_bytes()).hexdigest() == one["sha256"]
-                for one in manifest["files"]]
+        good = [
+            hashlib.sha256((folder / one["key"]).read_bytes()).hexdigest() == one["sha256"] for one in manifest["files"]
+        ]
     except OSError:
         return Collected((), verified=False)
-    return Collected(tuple(one["path"] for one in manifest["files"]),
-                     verified=manifest["complete"] and len(good) == COLLECTED_FILES and all(good))
+    return Collected(
+        tuple(one["path"] for one in manifest["files"]),
+        verified=manifest["complete"] and len(good) == COLLECTED_FILES and all(good),
+    )
 
 
 # what must be gone

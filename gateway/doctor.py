@@ -31,8 +31,10 @@ Verdict = Literal["ok", "weak", "broken"]
 KNOWN_KINDS: Final = ("local",)
 """Kinds that are looked at whether or not a profile names them."""
 _PROGRAM_SECONDS: Final = 10.0
-_CGROUP_REMEDY: Final = ("run the gateway as root, or where control groups are delegated to it: "
-                         "systemd-run --user --scope -p Delegate=yes sandgate serve")
+_CGROUP_REMEDY: Final = (
+    "run the gateway as root, or where control groups are delegated to it: "
+    "systemd-run --user --scope -p Delegate=yes sandgate serve"
+)
 _GAP_REMEDIES: Final = {
     "memory": "control groups; see there",
     "cpus": "control groups; see there",
@@ -61,8 +63,7 @@ class Check:
 async def examine(settings: Settings, folder: Path, state_dir: Path) -> list[Check]:
     """Look at everything, for a gateway with these settings over that state folder."""
     running = held(state_dir)
-    checks = [_python(), _platform(), _user(), *_packages(),
-              *await anyio.to_thread.run_sync(_bubblewrap)]
+    checks = [_python(), _platform(), _user(), *_packages(), *await anyio.to_thread.run_sync(_bubblewrap)]
     needed = {profile.kind for profile in settings.profiles.values()}
     with scratch_state(state_dir) as scratch:
         for name in sorted({*KNOWN_KINDS, *needed}):
@@ -150,19 +151,28 @@ def _bubblewrap() -> list[Check]:
     except SandboxError as error:
         return [Check("bubblewrap", "broken", error.message, error.remedy)]
     version = _first_line([str(program), "--version"])
-    tried = _first_line([str(program), "--unshare-user", "--unshare-pid", "--dev-bind", "/", "/", "/bin/sh", "-c",
-                         "echo works"])
+    tried = _first_line(
+        [str(program), "--unshare-user", "--unshare-pid", "--dev-bind", "/", "/", "/bin/sh", "-c", "echo works"]
+    )
     if tried == "works":
         return [Check("bubblewrap", "ok", f"{version}, {program}"), Check("user namespaces", "ok", "allowed")]
-    return [Check("bubblewrap", "ok", f"{version}, {program}"),
-            Check("user namespaces", "broken", tried, remedy_for(tried))]
+    return [
+        Check("bubblewrap", "ok", f"{version}, {program}"),
+        Check("user namespaces", "broken", tried, remedy_for(tried)),
+    ]
 
 
 def _first_line(command: list[str]) -> str:
     """The first line that a program writes, wherever it writes it."""
     try:
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                              timeout=_PROGRAM_SECONDS, check=False)
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=_PROGRAM_SECONDS,
+            check=False,
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"{type(error).__name__}: {error}"
     return next(iter(done.stdout.decode(errors="replace").splitlines()), f"ended with code {done.returncode}")
@@ -176,8 +186,10 @@ async def _kind(name: str, folder: Path, state: State, *, needed: bool) -> Itera
     checks = [Check(label, "ok", "a sandbox was opened and removed", needed=needed)]
     if groups := probe.facts.get("control groups"):
         checks.append(_cgroups(groups))
-    return [*checks, *(Check(label, "weak", f"not enforced: {gap}", remedy_of_gap(gap), needed)
-                       for gap in probe.not_enforced)]
+    return [
+        *checks,
+        *(Check(label, "weak", f"not enforced: {gap}", remedy_of_gap(gap), needed) for gap in probe.not_enforced),
+    ]
 
 
 def remedy_of_gap(gap: str) -> str:
@@ -206,8 +218,10 @@ async def _store(settings: Settings, folder: Path, scratch: State) -> Iterable[C
     if not probe.works:
         return [Check("store", "broken", probe.reason, probe.remedy, needed=True)]
     where = "the state folder" if settings.store.uri is None else store.kind
-    return [Check("store", "ok", f"{where}; written, read and deleted", needed=True),
-            *(Check("store", "weak", f"not enforced: {gap}", needed=True) for gap in probe.not_enforced)]
+    return [
+        Check("store", "ok", f"{where}; written, read and deleted", needed=True),
+        *(Check("store", "weak", f"not enforced: {gap}", needed=True) for gap in probe.not_enforced),
+    ]
 
 
 def _state(state_dir: Path, *, running: bool) -> Check:
@@ -225,8 +239,13 @@ def _state(state_dir: Path, *, running: bool) -> Check:
         return _unusable(state_dir, f"belongs to uid {status.st_uid}")
     mode, use = stat.S_IMODE(status.st_mode), ", in use by a running gateway" if running else ""
     if mode & 0o077:
-        return Check("state folder", "weak", f"{state_dir}, mode {mode:04o}{use}: others may look in",
-                     "the next start sets 0700", needed=True)
+        return Check(
+            "state folder",
+            "weak",
+            f"{state_dir}, mode {mode:04o}{use}: others may look in",
+            "the next start sets 0700",
+            needed=True,
+        )
     return Check("state folder", "ok", f"{state_dir}, mode {mode:04o}, {length} bytes of path{use}", needed=True)
 
 
@@ -238,8 +257,9 @@ def _new_state(state_dir: Path, length: int) -> Check:
 
 
 def _unusable(state_dir: Path, why: str) -> Check:
-    return Check("state folder", "broken", f"{state_dir}: {why}", "name a folder of your own with --state-dir",
-                 needed=True)
+    return Check(
+        "state folder", "broken", f"{state_dir}: {why}", "name a folder of your own with --state-dir", needed=True
+    )
 
 
 def _port(settings: Settings, *, running: bool) -> Check:

@@ -40,8 +40,15 @@ class Problem(SandgateError):
     code: str = "internal"
     headers: Mapping[str, str] = MappingProxyType({})
 
-    def __init__(self, message: str, remedy: str = "", *, code: str | None = None,
-                 retry_after_seconds: int | None = None, headers: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        message: str,
+        remedy: str = "",
+        *,
+        code: str | None = None,
+        retry_after_seconds: int | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
         super().__init__(message, remedy)
         self.code = code or type(self).code
         self.retry_after_seconds = retry_after_seconds

@@ -203,15 +203,31 @@ class SandgateFileSystem(AsyncFileSystem):  # type: ignore[misc]  # fsspec has n
             await (await self._session(place.session)).save_result(place.key, target)
         callback.relative_update(info["size"])
 
-    def _open(self, path: str, mode: str = "rb", block_size: int | None = None, autocommit: bool = True,
-              cache_options: dict[str, Any] | None = None, size: int | None = None, **options: Any) -> "ResultFile":
+    def _open(
+        self,
+        path: str,
+        mode: str = "rb",
+        block_size: int | None = None,
+        autocommit: bool = True,
+        cache_options: dict[str, Any] | None = None,
+        size: int | None = None,
+        **options: Any,
+    ) -> "ResultFile":
         if mode != "rb":
             _read_only(path)
         info = self.info(path)
         if info["type"] != "file":
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
-        return ResultFile(self, path, mode, block_size or "default", autocommit, cache_options=cache_options,
-                          size=info["size"], **options)
+        return ResultFile(
+            self,
+            path,
+            mode,
+            block_size or "default",
+            autocommit,
+            cache_options=cache_options,
+            size=info["size"],
+            **options,
+        )
 
     # writing
 
@@ -279,7 +295,7 @@ def _children(path: str, files: Iterable[Info]) -> list[Info]:
     found: dict[str, Info] = {}
     for file in files:
         if file["name"].startswith(f"{path}/"):
-            name, _, deeper = file["name"][len(path) + 1:].partition("/")
+            name, _, deeper = file["name"][len(path) + 1 :].partition("/")
             found.setdefault(name, _folder(f"{path}/{name}") if deeper else file)
     return [found[name] for name in sorted(found)]
 

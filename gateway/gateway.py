@@ -105,9 +105,20 @@ class Body:
 class Gateway:
     """The whole program, without a transport. Use it inside `run()`, which owns its tasks."""
 
-    def __init__(self, *, journal: Journal, sessions: Sessions, places: SandboxPlaces, profiles: Profiles,
-                 pipeline: Pipeline, toolbox: Toolbox, offload: Offload, results: ResultStore, spools: SpoolFolder,
-                 options: GatewayOptions) -> None:
+    def __init__(
+        self,
+        *,
+        journal: Journal,
+        sessions: Sessions,
+        places: SandboxPlaces,
+        profiles: Profiles,
+        pipeline: Pipeline,
+        toolbox: Toolbox,
+        offload: Offload,
+        results: ResultStore,
+        spools: SpoolFolder,
+        options: GatewayOptions,
+    ) -> None:
         self.journal = journal
         self.sessions = sessions
         self.places = places
@@ -156,8 +167,7 @@ class Gateway:
             except SandgateError as error:
                 logger.warning("session %s cannot go on: %s", row.id, error.message)
                 if row.state == "open":
-                    self.journal.end_session(
-                        CloseReport(id=row.id, state="closed", reason=error.message), time.time())
+                    self.journal.end_session(CloseReport(id=row.id, state="closed", reason=error.message), time.time())
                 continue
             session.state, session.close_report = row.state, row.close_report
             session.sequence = await self.journal.last_sequence(row.id)
@@ -200,9 +210,17 @@ class Gateway:
             raise NotFound("no such profile", "Name a profile that this token is granted.", code="no_such_profile")
         self.sessions.check_room()
         now, token = time.time(), new_token("session")
-        row = SessionRow(id=new_session_id(), token_sha256=digest(token), opened_by=principal.role,
-                         profile=request.profile, state="open", request=_stored(request), created=now,
-                         last_used=now, expires=now + self.profiles.lifetime_seconds(request))
+        row = SessionRow(
+            id=new_session_id(),
+            token_sha256=digest(token),
+            opened_by=principal.role,
+            profile=request.profile,
+            state="open",
+            request=_stored(request),
+            created=now,
+            last_used=now,
+            expires=now + self.profiles.lifetime_seconds(request),
+        )
         session = self.profiles.session(row, request)
         await self._check_kind(session)
         self.journal.add_session(row)
@@ -219,8 +237,11 @@ class Gateway:
     async def _check_kind(self, session: Session) -> None:
         probe = await session.kind.probe()
         if not probe.works:
-            raise Unavailable(f"sandbox unavailable: the kind {probe.kind!r} does not work here: {probe.reason}",
-                              probe.remedy, code="sandbox_unavailable")
+            raise Unavailable(
+                f"sandbox unavailable: the kind {probe.kind!r} does not work here: {probe.reason}",
+                probe.remedy,
+                code="sandbox_unavailable",
+            )
         if session.sandbox_hooks:
             self.places.check()
 
@@ -236,8 +257,9 @@ class Gateway:
         session.closed.set()
         self.sessions.forget([session.id])
 
-    async def close_session(self, session: Session, *, state: SessionState = "closed",
-                            reason: str = "closed by its client") -> CloseReport:
+    async def close_session(
+        self, session: Session, *, state: SessionState = "closed", reason: str = "closed by its client"
+    ) -> CloseReport:
         """Cancel what runs, collect, remove the sandbox and the workspace. Again: the same report."""
         if session.state != "open":
             await session.closed.wait()
@@ -265,8 +287,9 @@ class Gateway:
 
     # calls
 
-    async def start_call(self, session: Session, request: CallRequest, key: str | None = None, *,
-                         streamed: bool = False) -> ActiveCall:
+    async def start_call(
+        self, session: Session, request: CallRequest, key: str | None = None, *, streamed: bool = False
+    ) -> ActiveCall:
         """Accept a call; its record is written when this returns, and it runs on by itself. `streamed` keeps its whole
         output readable, also where only head and tail would be needed.
 
@@ -282,8 +305,9 @@ class Gateway:
             earlier = await self._earlier(session, key, fingerprint)
             return earlier or self._accept(session, request, key, fingerprint, streamed=streamed)
 
-    def _accept(self, session: Session, request: CallRequest, key: str | None, fingerprint: str | None, *,
-                streamed: bool) -> ActiveCall:
+    def _accept(
+        self, session: Session, request: CallRequest, key: str | None, fingerprint: str | None, *, streamed: bool
+    ) -> ActiveCall:
         session.check_open()  # it may have been closed while an earlier answer was looked for
         call = self._call(session, request)
         tool = self.toolbox.get(call.tool)
@@ -310,15 +334,25 @@ class Gateway:
         if known is None:
             return None
         if known[0] != fingerprint:
-            raise Unprocessable("this Idempotency-Key was used for another request", "Make a new key for a new call.",
-                                code="key_reused")
+            raise Unprocessable(
+                "this Idempotency-Key was used for another request", "Make a new key for a new call.", code="key_reused"
+            )
         return known[1]
 
     def _answered(self, session: Session, call_id: str, answer: ToolResult | None) -> ActiveCall:
         if answer is None:
             raise Unavailable("the answer to this key is not on record any more", code="answer_gone")
-        call = ToolCall(id=call_id, session_id=session.id, sequence=0, tool=answer.tool, source="builtin",
-                        arguments={}, original_arguments={}, requested_tool=answer.tool, call_id=answer.call_id)
+        call = ToolCall(
+            id=call_id,
+            session_id=session.id,
+            sequence=0,
+            tool=answer.tool,
+            source="builtin",
+            arguments={},
+            original_arguments={},
+            requested_tool=answer.tool,
+            call_id=answer.call_id,
+        )
         active = ActiveCall(call, self._streams(0), shows_output=True, keyed=True)
         active.finish(answer)
         return active
@@ -326,10 +360,18 @@ class Gateway:
     def _call(self, session: Session, request: CallRequest) -> ToolCall:
         name, arguments = self.toolbox.resolve(request.tool, request.arguments)
         tool, sequence = self.toolbox.get(name), session.sequence + 1
-        return ToolCall(id=f"c-{sequence:04d}", session_id=session.id, sequence=sequence, tool=name,
-                        source=tool.definition.source if tool else "builtin", arguments=arguments,
-                        original_arguments=request.arguments, requested_tool=request.tool, call_id=request.call_id,
-                        turn_id=request.turn_id)
+        return ToolCall(
+            id=f"c-{sequence:04d}",
+            session_id=session.id,
+            sequence=sequence,
+            tool=name,
+            source=tool.definition.source if tool else "builtin",
+            arguments=arguments,
+            original_arguments=request.arguments,
+            requested_tool=request.tool,
+            call_id=request.call_id,
+            turn_id=request.turn_id,
+        )
 
     def _active(self, session: Session, call: ToolCall, *, keyed: bool, streamed: bool) -> ActiveCall:
         shows = session.raw_stream or not self.pipeline.hides_output(call.tool)
@@ -352,8 +394,11 @@ class Gateway:
             fault = Fault(code="internal", message="the gateway failed", remedy="Its log has the reason.")
             end = Terminal(active.call, _plain(active.call, "internal", fault), trail)
         duration = round((time.perf_counter() - started) * 1000, 3)
-        end = replace(end, keep_answer=active.keyed,
-                      result=end.result.model_copy(update={"duration_ms": duration, "hooks": _names(trail)}))
+        end = replace(
+            end,
+            keep_answer=active.keyed,
+            result=end.result.model_copy(update={"duration_ms": duration, "hooks": _names(trail)}),
+        )
         try:
             self.journal.finish(end)
         finally:
@@ -384,32 +429,53 @@ class Gateway:
                 failure = broken
         return await self._withheld(active, failure, trail, raw)
 
-    async def _let_run(self, session: Session, active: ActiveCall,
-                       trail: Trail) -> tuple[ToolCall, Outcome, HookBroken | None]:
+    async def _let_run(
+        self, session: Session, active: ActiveCall, trail: Trail
+    ) -> tuple[ToolCall, Outcome, HookBroken | None]:
         call = active.call
         tool = self.toolbox.get(call.tool)
         if tool is None or call.tool not in {one.name for one in session.tools}:
-            return call, _invalid("unknown_tool", f"no such tool: {call.tool[:200]}",
-                                  f"This session has: {', '.join(one.name for one in session.tools)}."), None
+            return (
+                call,
+                _invalid(
+                    "unknown_tool",
+                    f"no such tool: {call.tool[:200]}",
+                    f"This session has: {', '.join(one.name for one in session.tools)}.",
+                ),
+                None,
+            )
         if wrong := self.toolbox.wrong(call.tool, call.arguments):
             return call, _invalid("invalid_arguments", wrong, "See the tool's schema."), None
-        passed = await self.pipeline.before(self._hook_context(session, call), lambda new: self.toolbox.wrong(
-            call.tool, new), trail)
+        passed = await self.pipeline.before(
+            self._hook_context(session, call), lambda new: self.toolbox.wrong(call.tool, new), trail
+        )
         call = call.model_copy(update={"arguments": passed.arguments})
         if isinstance(passed, Stopped):
             return call, _stopped(passed), None
         if session.permissions.decide(call.tool) == "deny":
             trail.append(DecisionRecord(hook="permission", point="pre_tool_call", decision="deny"))
-            return call, Outcome("denied", code="permission_denied", message=f"not allowed here: {call.tool}",
-                                 remedy="Do it another way, or ask the operator."), None
+            return (
+                call,
+                Outcome(
+                    "denied",
+                    code="permission_denied",
+                    message=f"not allowed here: {call.tool}",
+                    remedy="Do it another way, or ask the operator.",
+                ),
+                None,
+            )
         outcome, failure = await self._run_tool(session, active, call, tool)
         return call, outcome, failure
 
-    async def _run_tool(self, session: Session, active: ActiveCall, call: ToolCall,
-                        tool: Tool) -> tuple[Outcome, HookBroken | None]:
+    async def _run_tool(
+        self, session: Session, active: ActiveCall, call: ToolCall, tool: Tool
+    ) -> tuple[Outcome, HookBroken | None]:
         ctx = self._hook_context(session, call)
-        filters = {stream: one for stream in STREAMS
-                   if (one := self.pipeline.filtered(ctx, stream, active.spools[stream])) is not None}
+        filters = {
+            stream: one
+            for stream in STREAMS
+            if (one := self.pipeline.filtered(ctx, stream, active.spools[stream])) is not None
+        }
         if not filters:
             return await self._guarded(session, call, tool, active.spools), None
         async with anyio.create_task_group() as tasks:
@@ -422,14 +488,18 @@ class Gateway:
                     one.end()
         return outcome, next((one.failure for one in filters.values() if one.failure), None)
 
-    async def _guarded(self, session: Session, call: ToolCall, tool: Tool,
-                       sinks: Mapping[Stream, Sink]) -> Outcome:
+    async def _guarded(self, session: Session, call: ToolCall, tool: Tool, sinks: Mapping[Stream, Sink]) -> Outcome:
         """Run the tool; what it raises becomes a status."""
         ctx = ToolContext(
-            session=session.info(call.turn_id), sandbox=session.sandbox, hook_sandbox=SandboxView(session.sandbox),
-            stdout=sinks["stdout"], stderr=sinks["stderr"],
+            session=session.info(call.turn_id),
+            sandbox=session.sandbox,
+            hook_sandbox=SandboxView(session.sandbox),
+            stdout=sinks["stdout"],
+            stderr=sinks["stderr"],
             results=SessionResults(session.id, self.results, self.journal),
-            timeout_seconds=session.limits.call_seconds, max_timeout_seconds=session.limits.max_call_seconds)
+            timeout_seconds=session.limits.call_seconds,
+            max_timeout_seconds=session.limits.max_call_seconds,
+        )
         try:
             with anyio.fail_after(session.limits.max_call_seconds + OVERRUN_SECONDS):
                 return await tool.run(call.arguments, ctx)
@@ -437,11 +507,17 @@ class Gateway:
             return _failed(error, call)
 
     def _hook_context(self, session: Session, call: ToolCall, body: Body | None = None) -> HookContext:
-        return HookContext(session=session.info(call.turn_id), call=call, tools=session.tools,
-                           sandbox=SandboxView(session.sandbox), body=body)
+        return HookContext(
+            session=session.info(call.turn_id),
+            call=call,
+            tools=session.tools,
+            sandbox=SandboxView(session.sandbox),
+            body=body,
+        )
 
-    async def _offloaded(self, session: Session, active: ActiveCall, built: ToolResult, final: ToolResult,
-                         trail: Trail, raw: str) -> Terminal:
+    async def _offloaded(
+        self, session: Session, active: ActiveCall, built: ToolResult, final: ToolResult, trail: Trail, raw: str
+    ) -> Terminal:
         spools = active.spools
         if final.content != built.content:
             spools = await self._respooled(active, final)
@@ -467,8 +543,10 @@ class Gateway:
             if (block.stream or "stdout") not in stored and len(text.encode(errors="replace")) > limit:
                 half, cut = limit // 2, True
                 encoded = text.encode(errors="replace")
-                text = (f"{encoded[:half].decode(errors='ignore')}\n... {len(encoded) - 2 * half:,} bytes left out ...\n"
-                        f"{encoded[-half:].decode(errors='ignore')}")
+                text = (
+                    f"{encoded[:half].decode(errors='ignore')}\n... {len(encoded) - 2 * half:,} bytes left out ...\n"
+                    f"{encoded[-half:].decode(errors='ignore')}"
+                )
             blocks.append(block.model_copy(update={"text": text}))
         truncated = cut or any(spools[stream].truncated for stream in STREAMS)
         return replace(done, result=done.result.model_copy(update={"content": tuple(blocks), "truncated": truncated}))
@@ -479,12 +557,16 @@ class Gateway:
         for stream in STREAMS:
             if active.spools[stream].total:
                 try:
-                    rows.append(replace(await self._offload.keep(active.call, stream, active.spools[stream]),
-                                        withheld=1))
+                    rows.append(
+                        replace(await self._offload.keep(active.call, stream, active.spools[stream]), withheld=1)
+                    )
                 except StoreError as error:
                     logger.warning("call %s: withheld output not stored: %s", active.call.id, error)
-        fault = Fault(code="hook_failed", message=f"the tool ran, but a hook broke: {broken.hook}: {broken.why}",
-                      remedy="The output is withheld; the operator can read it.")
+        fault = Fault(
+            code="hook_failed",
+            message=f"the tool ran, but a hook broke: {broken.hook}: {broken.why}",
+            remedy="The output is withheld; the operator can read it.",
+        )
         return Terminal(active.call, _plain(active.call, "hook", fault), trail, raw, rows)
 
     # calls, seen from outside
@@ -557,8 +639,12 @@ class Gateway:
 
     def _check_running(self) -> None:
         if self.stopping or self._tasks is None:
-            raise Unavailable("the gateway is stopping", "Try again after its restart.", code="stopping",
-                              retry_after_seconds=RETRY_SECONDS)
+            raise Unavailable(
+                "the gateway is stopping",
+                "Try again after its restart.",
+                code="stopping",
+                retry_after_seconds=RETRY_SECONDS,
+            )
 
     @property
     def _task_group(self) -> TaskGroup:
@@ -587,8 +673,9 @@ def _names(trail: Trail) -> tuple[str, ...]:
 
 
 def _plain(call: ToolCall, status: str, fault: Fault) -> ToolResult:
-    return ToolResult.model_validate({"id": call.id, "call_id": call.call_id, "tool": call.tool, "status": status,
-                                      "error": fault})
+    return ToolResult.model_validate(
+        {"id": call.id, "call_id": call.call_id, "tool": call.tool, "status": status, "error": fault}
+    )
 
 
 def _invalid(code: str, message: str, remedy: str) -> Outcome:
@@ -600,11 +687,19 @@ def _stopped(stopped: Stopped) -> Outcome:
         case "skipped":
             return Outcome("skipped", code="tool_skipped", message=stopped.reason)
         case "invalid":
-            return Outcome("invalid", code="invalid_arguments", message=stopped.reason,
-                           remedy="The hook is at fault, not the caller.")
+            return Outcome(
+                "invalid",
+                code="invalid_arguments",
+                message=stopped.reason,
+                remedy="The hook is at fault, not the caller.",
+            )
         case "hook":
-            return Outcome("hook", code="hook_failed", message=f"the tool did not run, a hook broke: {stopped.reason}",
-                           remedy="Mend the hook, or declare it on_failure = \"open\".")
+            return Outcome(
+                "hook",
+                code="hook_failed",
+                message=f"the tool did not run, a hook broke: {stopped.reason}",
+                remedy='Mend the hook, or declare it on_failure = "open".',
+            )
 
 
 def _failed(error: Exception, call: ToolCall) -> Outcome:
@@ -612,8 +707,12 @@ def _failed(error: Exception, call: ToolCall) -> Outcome:
     match error:
         case SandboxLost():
             files = "its files are lost" if error.files_lost else "its files are still there"
-            return Outcome("sandbox_lost", code="sandbox_lost", message=f"{error.message}; {files}",
-                           remedy="The next call gets a new sandbox.")
+            return Outcome(
+                "sandbox_lost",
+                code="sandbox_lost",
+                message=f"{error.message}; {files}",
+                remedy="The next call gets a new sandbox.",
+            )
         case SandboxUnavailable():
             return Outcome("engine", code="sandbox_unavailable", message=error.message, remedy=error.remedy)
         case CommandRefused(code="E2BIG" | "EINVAL"):
@@ -626,16 +725,26 @@ def _failed(error: Exception, call: ToolCall) -> Outcome:
             return Outcome("disk", code="disk_full", message=error.message, remedy=error.remedy)
         case FileRefused():
             return Outcome("failed", code=error.code, message=error.message, remedy=error.remedy)
+        case Problem(code="session_closed"):
+            return Outcome("cancelled", code="cancelled", message=error.message, remedy=error.remedy)
         case Problem():
             return Outcome("failed", code=error.code, message=error.message, remedy=error.remedy)
         case TimeoutError():
             return Outcome("timeout", code="tool_timeout", message="the tool did not end within its limit")
         case OSError(errno=errno.ENOSPC | errno.EDQUOT):
-            return Outcome("disk", code="disk_full", message="the gateway's own disk is full",
-                           remedy="Free space in the state folder.")
+            return Outcome(
+                "disk",
+                code="disk_full",
+                message="the gateway's own disk is full",
+                remedy="Free space in the state folder.",
+            )
     logger.error("tool %s failed in call %s of session %s", call.tool, call.id, call.session_id, exc_info=error)
-    return Outcome("failed", code="capability_execution_failed", message=f"the tool raised {type(error).__name__}",
-                   remedy="The gateway's log has the reason.")
+    return Outcome(
+        "failed",
+        code="capability_execution_failed",
+        message=f"the tool raised {type(error).__name__}",
+        remedy="The gateway's log has the reason.",
+    )
 
 
 def _opening_problem(error: BaseException) -> BaseException:
@@ -643,13 +752,17 @@ def _opening_problem(error: BaseException) -> BaseException:
         case SandboxUnavailable():
             return Unavailable(f"sandbox unavailable: {error.message}", error.remedy, code="sandbox_unavailable")
         case SandboxError():
-            return Unprocessable(f"the sandbox could not be prepared: {error.message}", error.remedy,
-                                 code=getattr(error, "code", "sandbox_lost"))
+            return Unprocessable(
+                f"the sandbox could not be prepared: {error.message}",
+                error.remedy,
+                code=getattr(error, "code", "sandbox_lost"),
+            )
         case SandgateError():
             return error
         case Exception():
-            return Unavailable(f"a SandboxHook failed: {type(error).__name__}: {error}",
-                               "Nothing is left of the session.", code="sandbox_hook_failed")
+            return Unavailable(
+                f"a SandboxHook failed: {type(error).__name__}: {error}",
+                "Nothing is left of the session.",
+                code="sandbox_hook_failed",
+            )
     return error
-
-

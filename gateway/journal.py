@@ -1,7 +1,7 @@
 """Journal: what was asked, what was decided, what happened; SQLite, one writer at a time.
 
-Every accepted call has one accepted and exactly one terminal record. WAL with `synchronous=NORMAL` survives the death of
-the process at any moment, not a power cut.
+Every accepted call has one accepted and exactly one terminal record. WAL with `synchronous=NORMAL` survives the death
+of the process at any moment, not a power cut.
 """
 
 import functools
@@ -28,10 +28,15 @@ RECORDS_SECONDS: Final = 30 * 86400.0
 
 P = ParamSpec("P")
 T = TypeVar("T")
+_FINISH: Final = (
+    "UPDATE calls SET finished = ?, status = ?, arguments = ?, exit_code = ?, error = ?, raw_digest = ?,"
+    " final_digest = ?, decisions = ?, answer = ? WHERE session_id = ? AND id = ? AND finished IS NULL"
+)
 _ADD_RESULT: Final = (
     "INSERT INTO results (session_id, key, call_id, stream, bytes, media_type, sha256, created, expires, deleted,"
     " withheld) VALUES (:session_id, :key, :call_id, :stream, :bytes, :media_type, :sha256, :created, :expires,"
-    " :deleted, :withheld)")
+    " :deleted, :withheld)"
+)
 _DECISIONS: Final = TypeAdapter(tuple[DecisionRecord, ...])
 
 
@@ -54,7 +59,7 @@ class SessionRow:
 
 @dataclass(frozen=True, slots=True)
 class ResultRow:
-    """One stored result of a session; `deleted` once its bytes are gone, `withheld` where only the operator reads it."""
+    """A stored result of a session; `deleted` once its bytes are gone, `withheld` where only the operator reads it."""
 
     session_id: str
     key: str
@@ -117,6 +122,9 @@ class Journal:
             self._writer.execute("BEGIN IMMEDIATE")
             self._writer.executemany(statement, rows)
 
+    def _write_one(self, statement: str, row: Mapping[str, Any] | Sequence[Any]) -> None:
+        self._writer.execute(statement, row)  # one statement is a transaction of its own
+
     async def _read(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         return await anyio.to_thread.run_sync(functools.partial(work, *args, **kwargs), limiter=self._reading)
 
@@ -145,63 +153,120 @@ class Journal:
         self._write(
             "INSERT INTO sessions (id, token_sha256, opened_by, profile, state, request, created, last_used, expires)"
             " VALUES (:id, :token_sha256, :opened_by, :profile, :state, :request, :created, :last_used, :expires)",
-            [{name: getattr(row, name) for name in ("id", "token_sha256", "opened_by", "profile", "state", "request",
-                                                    "created", "last_used", "expires")}])
+            [
+                {
+                    name: getattr(row, name)
+                    for name in (
+                        "id",
+                        "token_sha256",
+                        "opened_by",
+                        "profile",
+                        "state",
+                        "request",
+                        "created",
+                        "last_used",
+                        "expires",
+                    )
+                }
+            ],
+        )
 
     async def sessions(self) -> list[SessionRow]:
         """All sessions still on record, the oldest first."""
-        return await self._read(lambda: [_session(row) for row in self._reader.execute(
-            "SELECT * FROM sessions ORDER BY created, id")])
+        return await self._read(
+            lambda: [_session(row) for row in self._reader.execute("SELECT * FROM sessions ORDER BY created, id")]
+        )
 
     def touch_sessions(self, used: Sequence[tuple[str, float]]) -> None:
         """Note when sessions were last used."""
         self._write("UPDATE sessions SET last_used = ? WHERE id = ?", [(at, id) for id, at in used])
 
     def end_session(self, report: CloseReport, ended: float) -> None:
-        self._write("UPDATE sessions SET state = ?, ended = ?, close_report = ? WHERE id = ?",
-                    [(report.state, ended, report.model_dump_json(), report.id)])
+        self._write(
+            "UPDATE sessions SET state = ?, ended = ?, close_report = ? WHERE id = ?",
+            [(report.state, ended, report.model_dump_json(), report.id)],
+        )
 
     # calls
 
     def accept(self, call: ToolCall, key: str | None, request_sha256: str | None) -> None:
         """The record before anything runs. A used key raises sqlite3.IntegrityError."""
-        self._write(
+        self._write_one(
             "INSERT INTO calls (session_id, id, sequence, call_id, turn_id, tool, requested_tool, source, accepted,"
             " original_arguments, idempotency_key, request_sha256) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            [(call.session_id, call.id, call.sequence, call.call_id, call.turn_id, call.tool, call.requested_tool,
-              call.source, time.time(), _bounded(call.original_arguments), key, request_sha256)])
+            (
+                call.session_id,
+                call.id,
+                call.sequence,
+                call.call_id,
+                call.turn_id,
+                call.tool,
+                call.requested_tool,
+                call.source,
+                time.time(),
+                _bounded(call.original_arguments),
+                key,
+                request_sha256,
+            ),
+        )
 
     def finish(self, end: Terminal) -> None:
         """The record after; the index of its stored results is part of the same transaction."""
         call, result = end.call, end.result
         answer = result.model_dump_json()
+        row = (
+            time.time(),
+            result.status,
+            _bounded(call.arguments),
+            result.exit_code,
+            result.error.model_dump_json() if result.error else None,
+            end.raw_digest,
+            hashlib.sha256(answer.encode()).hexdigest(),
+            _DECISIONS.dump_json(tuple(end.decisions)).decode(),
+            answer if end.keep_answer else None,
+            call.session_id,
+            call.id,
+        )
+        if not end.results:
+            self._write_one(_FINISH, row)
+            return
         with self._writer:
             self._writer.execute("BEGIN IMMEDIATE")
-            self._writer.execute(
-                "UPDATE calls SET finished = ?, status = ?, arguments = ?, exit_code = ?, error = ?, raw_digest = ?,"
-                " final_digest = ?, decisions = ?, answer = ? WHERE session_id = ? AND id = ? AND finished IS NULL",
-                (time.time(), result.status, _bounded(call.arguments), result.exit_code,
-                 result.error.model_dump_json() if result.error else None, end.raw_digest,
-                 hashlib.sha256(answer.encode()).hexdigest(), _DECISIONS.dump_json(tuple(end.decisions)).decode(),
-                 answer if end.keep_answer else None, call.session_id, call.id))
-            self._writer.executemany(_ADD_RESULT, [asdict(row) for row in end.results])
+            self._writer.execute(_FINISH, row)
+            self._writer.executemany(_ADD_RESULT, [asdict(one) for one in end.results])
 
     def interrupt_unfinished(self) -> int:
         """End what an earlier process left running as `interrupted`; returns how many calls that were."""
         left = self._writer.execute("SELECT * FROM calls WHERE finished IS NULL").fetchall()
-        fault = Fault(code="interrupted", message="the gateway stopped while this call ran",
-                      remedy="Whether it had effects is not known; look before you repeat it.")
-        ends = [(time.time(), fault.model_dump_json(),
-                 ToolResult(id=row["id"], call_id=row["call_id"], tool=row["tool"], status="interrupted",
-                            error=fault).model_dump_json(), row["session_id"], row["id"]) for row in left]
-        self._write("UPDATE calls SET finished = ?, status = 'interrupted', error = ?, answer = ?, decisions = '[]'"
-                    " WHERE session_id = ? AND id = ?", ends)
+        fault = Fault(
+            code="interrupted",
+            message="the gateway stopped while this call ran",
+            remedy="Whether it had effects is not known; look before you repeat it.",
+        )
+        ends = [
+            (
+                time.time(),
+                fault.model_dump_json(),
+                ToolResult(
+                    id=row["id"], call_id=row["call_id"], tool=row["tool"], status="interrupted", error=fault
+                ).model_dump_json(),
+                row["session_id"],
+                row["id"],
+            )
+            for row in left
+        ]
+        self._write(
+            "UPDATE calls SET finished = ?, status = 'interrupted', error = ?, answer = ?, decisions = '[]'"
+            " WHERE session_id = ? AND id = ?",
+            ends,
+        )
         return len(left)
 
     async def earlier(self, session_id: str, key: str) -> Earlier | None:
         """The call that a key was used for."""
-        row = await self._one("SELECT id, request_sha256, answer FROM calls WHERE session_id = ?"
-                              " AND idempotency_key = ?", session_id, key)
+        row = await self._one(
+            "SELECT id, request_sha256, answer FROM calls WHERE session_id = ? AND idempotency_key = ?", session_id, key
+        )
         if row is None:
             return None
         answer = ToolResult.model_validate_json(row["answer"]) if row["answer"] else None
@@ -224,24 +289,53 @@ class Journal:
         return row
 
     def _calls(self, condition: str, session_id: str, *values: Any) -> list[CallRecord]:
-        rows = self._reader.execute(f"SELECT * FROM calls WHERE session_id = ? AND {condition}",  # noqa: S608
-                                    (session_id, *values)).fetchall()  # the conditions are the two above
+        rows = self._reader.execute(
+            f"SELECT * FROM calls WHERE session_id = ? AND {condition}",  # noqa: S608
+            (session_id, *values),
+        ).fetchall()  # the conditions are the two above
         return [self._call(row) for row in rows]
 
     def _call(self, row: sqlite3.Row) -> CallRecord:
-        rows = self._reader.execute("SELECT * FROM results WHERE session_id = ? AND call_id = ? AND NOT withheld ORDER BY key",
-                                      (row["session_id"], row["id"])).fetchall()
+        rows = self._reader.execute(
+            "SELECT * FROM results WHERE session_id = ? AND call_id = ? AND NOT withheld ORDER BY key",
+            (row["session_id"], row["id"]),
+        ).fetchall()
         references = tuple(
-            Reference(reference=f"sandgate://{one['session_id']}/results/{one['key']}", stream=one["stream"],
-                      bytes=one["bytes"], media_type=one["media_type"], sha256=one["sha256"]) for one in rows)
+            Reference(
+                reference=f"sandgate://{one['session_id']}/results/{one['key']}",
+                stream=one["stream"],
+                bytes=one["bytes"],
+                media_type=one["media_type"],
+                sha256=one["sha256"],
+            )
+            for one in rows
+        )
         return CallRecord(
-            **{name: row[name] for name in ("id", "session_id", "sequence", "call_id", "turn_id", "tool",
-                                            "requested_tool", "source", "status", "accepted", "finished", "exit_code",
-                                            "raw_digest", "final_digest")},
+            **{
+                name: row[name]
+                for name in (
+                    "id",
+                    "session_id",
+                    "sequence",
+                    "call_id",
+                    "turn_id",
+                    "tool",
+                    "requested_tool",
+                    "source",
+                    "status",
+                    "accepted",
+                    "finished",
+                    "exit_code",
+                    "raw_digest",
+                    "final_digest",
+                )
+            },
             original_arguments=json.loads(row["original_arguments"]),
             arguments=json.loads(row["arguments"]) if row["arguments"] else None,
             error=Fault.model_validate_json(row["error"]) if row["error"] else None,
-            decisions=_DECISIONS.validate_json(row["decisions"] or "[]"), references=references)
+            decisions=_DECISIONS.validate_json(row["decisions"] or "[]"),
+            references=references,
+        )
 
     # results
 
@@ -261,13 +355,17 @@ class Journal:
         return await self._read(self._results, "expires < ?", now)
 
     def _results(self, condition: str, value: Any) -> list[ResultRow]:
-        rows = self._reader.execute(f"SELECT * FROM results WHERE deleted IS NULL AND {condition}",  # noqa: S608
-                                    (value,))  # the conditions are the two above
+        rows = self._reader.execute(
+            f"SELECT * FROM results WHERE deleted IS NULL AND {condition}",  # noqa: S608
+            (value,),
+        )  # the conditions are the two above
         return [ResultRow(**dict(row)) for row in rows]
 
     def mark_deleted(self, rows: Sequence[ResultRow], now: float) -> None:
-        self._write("UPDATE results SET deleted = ? WHERE session_id = ? AND key = ?",
-                    [(now, row.session_id, row.key) for row in rows])
+        self._write(
+            "UPDATE results SET deleted = ? WHERE session_id = ? AND key = ?",
+            [(now, row.session_id, row.key) for row in rows],
+        )
 
 
 def _connected(path: Path) -> sqlite3.Connection:
@@ -280,11 +378,15 @@ def _connected(path: Path) -> sqlite3.Connection:
 
 def _migrate(database: sqlite3.Connection) -> None:
     version = database.execute("PRAGMA user_version").fetchone()[0]
-    scripts = sorted((file for file in resources.files("gateway").joinpath("migrations").iterdir()
-                      if file.name.endswith(".sql")), key=lambda file: file.name)
+    scripts = sorted(
+        (file for file in resources.files("gateway").joinpath("migrations").iterdir() if file.name.endswith(".sql")),
+        key=lambda file: file.name,
+    )
     if version > len(scripts):
-        raise StateError(f"the state folder was written by a newer version (schema {version})",
-                         "Start that version, or name another folder with --state-dir.")
+        raise StateError(
+            f"the state folder was written by a newer version (schema {version})",
+            "Start that version, or name another folder with --state-dir.",
+        )
     for number, script in enumerate(scripts[version:], start=version + 1):
         database.executescript(f"BEGIN; {script.read_text()} PRAGMA user_version = {number}; COMMIT;")
 
@@ -299,5 +401,10 @@ def _bounded(arguments: JsonValue) -> str:
     text = json.dumps(arguments)
     if len(text) <= MAX_ARGUMENTS_BYTES:
         return text
-    return json.dumps({"sha256": hashlib.sha256(text.encode()).hexdigest(), "bytes": len(text),
-                       "first": text[:KEPT_ARGUMENTS_CHARACTERS]})
+    return json.dumps(
+        {
+            "sha256": hashlib.sha256(text.encode()).hexdigest(),
+            "bytes": len(text),
+            "first": text[:KEPT_ARGUMENTS_CHARACTERS],
+        }
+    )

@@ -5,8 +5,25 @@ from typing import Annotated, Any, Final, Literal, get_args
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 Status = Literal[
-    "ok", "exit", "failed", "signal", "timeout", "oom", "pids", "disk", "denied", "skipped", "pending", "expired",
-    "invalid", "hook", "cancelled", "interrupted", "sandbox_lost", "engine", "internal",
+    "ok",
+    "exit",
+    "failed",
+    "signal",
+    "timeout",
+    "oom",
+    "pids",
+    "disk",
+    "denied",
+    "skipped",
+    "pending",
+    "expired",
+    "invalid",
+    "hook",
+    "cancelled",
+    "interrupted",
+    "sandbox_lost",
+    "engine",
+    "internal",
 ]
 STATUSES: Final = get_args(Status)
 NOT_AN_ERROR: Final = frozenset({"ok", "exit", "skipped"})
@@ -173,7 +190,7 @@ SessionState = Literal["open", "closing", "closed", "expired"]
 
 
 class CollectReport(Wire):
-    """What one collection took. `complete` is False when anything that matched was left out, and `skipped` says what."""
+    """What one collection took. `complete` is False when something that matched was left out; `skipped` says what."""
 
     to: str
     files: int

@@ -197,8 +197,13 @@ def _word(decision: Continue | Skip) -> str:
 
 
 def _record(hook: str, point: str, decision: str, reason: str, started: float) -> DecisionRecord:
-    return DecisionRecord(hook=hook, point=point, decision=decision, reason=reason[:2000],
-                          duration_ms=round((time.perf_counter() - started) * 1000, 3))
+    return DecisionRecord(
+        hook=hook,
+        point=point,
+        decision=decision,
+        reason=reason[:2000],
+        duration_ms=round((time.perf_counter() - started) * 1000, 3),
+    )
 
 
 class Filtered:
@@ -245,10 +250,9 @@ async def _received(stream: MemoryObjectReceiveStream[bytes]) -> AsyncIterator[b
         yield chunk
 
 
-
-
-async def _guarded(one: Registered, ctx: HookContext, stream: Stream,
-                   chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+async def _guarded(
+    one: Registered, ctx: HookContext, stream: Stream, chunks: AsyncIterator[bytes]
+) -> AsyncIterator[bytes]:
     try:
         async for chunk in one.hook.filter_output(ctx, stream, chunks):
             if not isinstance(chunk, bytes):

@@ -1,4 +1,4 @@
-"""Principals: who a token is. Operator and agent tokens lie in 0600 files, a session's is shown once and kept hashed."""
+"""Principals: who a token is. The operator's and the agent's lie in 0600 files, a session's is kept hashed."""
 
 import hashlib
 import hmac
@@ -51,8 +51,10 @@ class Tokens:
     def __init__(self, folder: Path, environment: Mapping[str, str] = os.environ) -> None:
         self.folder = folder
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._digests = {role: digest(environment.get(f"SANDGATE_{role.upper()}_TOKEN") or self.stored(role))
-                         for role in ROLES_ON_DISK}
+        self._digests = {
+            role: digest(environment.get(f"SANDGATE_{role.upper()}_TOKEN") or self.stored(role))
+            for role in ROLES_ON_DISK
+        }
 
     def stored(self, role: Role) -> str:
         """The token in the state folder, made at the first use."""

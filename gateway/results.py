@@ -71,7 +71,16 @@ class SessionResults:
     async def put(self, key: str, source: AsyncIterable[bytes] | bytes, media_type: str, expires: float) -> ResultRow:
         """Store something that no call printed (a collected file), and index it."""
         stored = await self.store.put(self.session_id, key, source, media_type)
-        row = ResultRow(session_id=self.session_id, key=key, call_id=None, stream="stdout", bytes=stored.bytes,
-                        media_type=media_type, sha256=stored.sha256, created=time.time(), expires=expires)
+        row = ResultRow(
+            session_id=self.session_id,
+            key=key,
+            call_id=None,
+            stream="stdout",
+            bytes=stored.bytes,
+            media_type=media_type,
+            sha256=stored.sha256,
+            created=time.time(),
+            expires=expires,
+        )
         self.journal.add_result(row)
         return row

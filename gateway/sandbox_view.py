@@ -23,13 +23,20 @@ class SandboxView:
     def workspace(self) -> str | None:
         return WORKSPACE if self._is_executable else None
 
-    async def execute(self, command: str, *, cwd: str | None = None, timeout_seconds: float = 60,
-                      env: Mapping[str, str] | None = None) -> Executed:
+    async def execute(
+        self, command: str, *, cwd: str | None = None, timeout_seconds: float = 60, env: Mapping[str, str] | None = None
+    ) -> Executed:
         """Run a shell command; on timeout its whole tree is dead."""
         sandbox = await self._open()
         stdout, stderr = Capture(OUTPUT_BYTES), Capture(OUTPUT_BYTES)
-        result = await sandbox.exec(["sh", "-c", command], cwd=cwd or WORKSPACE, env=env, stdout=stdout, stderr=stderr,
-                                    timeout_seconds=timeout_seconds)
+        result = await sandbox.exec(
+            ["sh", "-c", command],
+            cwd=cwd or WORKSPACE,
+            env=env,
+            stdout=stdout,
+            stderr=stderr,
+            timeout_seconds=timeout_seconds,
+        )
         code = result.exit.code if result.exit.how == "exit" and not result.timed_out else None
         return Executed(code, stdout.text(), stderr.text(), result.timed_out)
 
@@ -40,8 +47,9 @@ class SandboxView:
         async for chunk in sandbox.read(path, 0, max_bytes + 1):
             content += chunk
         if len(content) > max_bytes:
-            raise FileRefused(f"{path}: over {max_bytes:,} bytes", "Ask for more with max_bytes.",
-                              code="content_too_large")
+            raise FileRefused(
+                f"{path}: over {max_bytes:,} bytes", "Ask for more with max_bytes.", code="content_too_large"
+            )
         return bytes(content)
 
     async def write_file(self, path: str, content: bytes) -> None:

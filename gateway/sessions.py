@@ -54,8 +54,11 @@ class SandboxPlaces:
     def check(self) -> None:
         """Raise TooMany where no place is free."""
         if self.taken >= self._places:
-            raise TooMany(f"all {self._places} sandboxes of this machine are in use",
-                          "Close a session, or raise server.live_sandboxes.", retry_after_seconds=RETRY_SECONDS)
+            raise TooMany(
+                f"all {self._places} sandboxes of this machine are in use",
+                "Close a session, or raise server.live_sandboxes.",
+                retry_after_seconds=RETRY_SECONDS,
+            )
 
     def take(self) -> None:
         self.check()
@@ -108,29 +111,55 @@ class Session:
         return self._sandbox is not None and self._sandbox.alive
 
     def info(self, turn_id: str | None = None) -> SessionInfo:
-        return SessionInfo(id=self.id, turn_id=turn_id, labels=self.request.labels, inputs=self.request.inputs,
-                           hook_context=self.request.hook_context)
+        return SessionInfo(
+            id=self.id,
+            turn_id=turn_id,
+            labels=self.request.labels,
+            inputs=self.request.inputs,
+            hook_context=self.request.hook_context,
+        )
 
     def record(self) -> SessionRecord:
         sandbox = self._sandbox
         limits = self.spec.limits
         return SessionRecord(
-            id=self.id, profile=self.row.profile, kind=self.kind.name, state=self.state, network=self.network,
-            created=self.row.created, last_used=self.last_used, expires=self.row.expires,
-            idle_seconds=self.idle_seconds, calls=self.sequence, running=len(self.running),
-            channel=sandbox.channel if sandbox else None, not_enforced=sandbox.not_enforced if sandbox else (),
-            limits={"memory": limits.memory, "cpus": limits.cpus, "processes": limits.processes,
-                    "open_files": limits.open_files, "workspace_size": limits.workspace_size,
-                    "call_seconds": self.limits.call_seconds, "max_call_seconds": self.limits.max_call_seconds,
-                    "output": self.limits.output, "parallel_calls": self.limits.parallel_calls,
-                    "results_size": self.limits.results_size},
-            labels=self.request.labels, close_report=self.close_report)
+            id=self.id,
+            profile=self.row.profile,
+            kind=self.kind.name,
+            state=self.state,
+            network=self.network,
+            created=self.row.created,
+            last_used=self.last_used,
+            expires=self.row.expires,
+            idle_seconds=self.idle_seconds,
+            calls=self.sequence,
+            running=len(self.running),
+            channel=sandbox.channel if sandbox else None,
+            not_enforced=sandbox.not_enforced if sandbox else (),
+            limits={
+                "memory": limits.memory,
+                "cpus": limits.cpus,
+                "processes": limits.processes,
+                "open_files": limits.open_files,
+                "workspace_size": limits.workspace_size,
+                "call_seconds": self.limits.call_seconds,
+                "max_call_seconds": self.limits.max_call_seconds,
+                "output": self.limits.output,
+                "parallel_calls": self.limits.parallel_calls,
+                "results_size": self.limits.results_size,
+            },
+            labels=self.request.labels,
+            close_report=self.close_report,
+        )
 
     def check_open(self) -> None:
         """Raise NotFound where the session takes no more work; ask again after every wait."""
         if self.state != "open":
-            raise NotFound("this session is closed", "Its results can be read until retention ends; open another.",
-                           code="session_closed")
+            raise NotFound(
+                "this session is closed",
+                "Its results can be read until retention ends; open another.",
+                code="session_closed",
+            )
 
     def ended(self, active: ActiveCall) -> None:
         """A call is over: idle time starts again when the last one is."""
@@ -243,8 +272,9 @@ class Session:
         await self.kind.destroy(self.id)
 
     def _collected(self) -> tuple[CollectReport, ...]:
-        return tuple(hook.report for hook in self.sandbox_hooks
-                     if isinstance(hook, CollectWorkspace) and hook.report is not None)
+        return tuple(
+            hook.report for hook in self.sandbox_hooks if isinstance(hook, CollectWorkspace) and hook.report is not None
+        )
 
 
 class Sessions:
@@ -265,8 +295,11 @@ class Sessions:
     def check_room(self) -> None:
         """Raise TooMany where no more sessions may be open."""
         if len(self.open) >= self._most:
-            raise TooMany(f"{self._most} sessions are open", "Close one, or raise server.sessions.",
-                          retry_after_seconds=RETRY_SECONDS)
+            raise TooMany(
+                f"{self._most} sessions are open",
+                "Close one, or raise server.sessions.",
+                retry_after_seconds=RETRY_SECONDS,
+            )
 
     def add(self, session: Session) -> None:
         self._sessions[session.id] = session
@@ -294,5 +327,3 @@ class Sessions:
 def new_session_id() -> str:
     """128 random bits: a reference cannot be guessed."""
     return f"s-{secrets.token_hex(16)}"
-
-

@@ -1,4 +1,4 @@
-"""Settings: sandgate.toml and the environment, read once, frozen. Unknown names are refused with the nearest right one."""
+"""Settings: sandgate.toml and the environment, read once, frozen. Unknown names are refused, naming the nearest."""
 
 import difflib
 import os
@@ -18,17 +18,29 @@ from pydantic import (
     ValidationError,
     model_validator,
 )
-from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
+from pydantic_settings import (
+    BaseSettings,
+    InitSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    TomlConfigSettingsSource,
+)
 
 from gateway.errors import SettingsError
 from gateway.hooks.permission import Mode, PermissionPolicy
 from gateway.models import Network, Wire
 
 PREFIX: Final = "SANDGATE_"
-OUTSIDE_VARIABLES: Final = frozenset({
-    "SANDGATE_URL", "SANDGATE_TOKEN", "SANDGATE_CONFIG", "SANDGATE_STATE_DIR", "SANDGATE_OPERATOR_TOKEN",
-    "SANDGATE_AGENT_TOKEN",
-})
+OUTSIDE_VARIABLES: Final = frozenset(
+    {
+        "SANDGATE_URL",
+        "SANDGATE_TOKEN",
+        "SANDGATE_CONFIG",
+        "SANDGATE_STATE_DIR",
+        "SANDGATE_OPERATOR_TOKEN",
+        "SANDGATE_AGENT_TOKEN",
+    }
+)
 """Read elsewhere: the client's two, and those that say where everything is."""
 CONFIG_NAME: Final = "sandgate.toml"
 FILE_ARGUMENT: Final = "toml_file"
@@ -186,8 +198,14 @@ class ToolSettings(Wire):
 class Settings(BaseSettings):
     """All of it. `folder` is where relative paths start: the file's, or the current one."""
 
-    model_config = SettingsConfigDict(frozen=True, extra="forbid", env_prefix=PREFIX, env_nested_delimiter="__",
-                                      env_ignore_empty=False, populate_by_name=False)
+    model_config = SettingsConfigDict(
+        frozen=True,
+        extra="forbid",
+        env_prefix=PREFIX,
+        env_nested_delimiter="__",
+        env_ignore_empty=False,
+        populate_by_name=False,
+    )
 
     server: Server = Server()
     agent: Agent = Agent()
@@ -200,8 +218,11 @@ class Settings(BaseSettings):
 
     @classmethod
     def settings_customise_sources(
-        cls, settings_cls: type[BaseSettings], init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource, dotenv_settings: PydanticBaseSettingsSource,
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         assert isinstance(init_settings, InitSettingsSource)
@@ -213,12 +234,15 @@ class Settings(BaseSettings):
     def _names_exist(self) -> Self:
         for name, profile in self.profiles.items():
             if profile.permission not in ("auto", "deny") and profile.permission not in self.permissions:
-                raise ValueError(f"profiles.{name}.permission: no such permission {profile.permission!r}"
-                                 f"{_nearest(profile.permission, ['auto', 'deny', *self.permissions])}")
+                raise ValueError(
+                    f"profiles.{name}.permission: no such permission {profile.permission!r}"
+                    f"{_nearest(profile.permission, ['auto', 'deny', *self.permissions])}"
+                )
         for profile_name in self.agent.profiles:
             if profile_name not in self.profiles:
-                raise ValueError(f"agent.profiles: no such profile {profile_name!r}"
-                                 f"{_nearest(profile_name, self.profiles)}")
+                raise ValueError(
+                    f"agent.profiles: no such profile {profile_name!r}{_nearest(profile_name, self.profiles)}"
+                )
         return self
 
     def policy(self, profile: Profile) -> PermissionPolicy:
@@ -251,9 +275,13 @@ def _readable_toml(file: Path) -> None:
     try:
         tomllib.loads(file.read_text())
     except OSError as error:
-        raise SettingsError(f"{file}: {error.strerror}", "Name another file, or make one with `sandgate init`.") from error
+        raise SettingsError(
+            f"{file}: {error.strerror}", "Name another file, or make one with `sandgate init`."
+        ) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise SettingsError(f"{file}: not valid TOML: {error}", "Mend that line; `sandgate config` checks it.") from error
+        raise SettingsError(
+            f"{file}: not valid TOML: {error}", "Mend that line; `sandgate config` checks it."
+        ) from error
 
 
 def _refuse_unknown_variables(environment: Mapping[str, str]) -> None:
@@ -263,8 +291,10 @@ def _refuse_unknown_variables(environment: Mapping[str, str]) -> None:
             continue
         section, *keys = name.split("__")
         if section not in sections:
-            raise SettingsError(f"environment: no such variable {name}{_nearest(name, _known_variables())}",
-                                "Unset it, or spell it right: SANDGATE_<SECTION>__<KEY>.")
+            raise SettingsError(
+                f"environment: no such variable {name}{_nearest(name, _known_variables())}",
+                "Unset it, or spell it right: SANDGATE_<SECTION>__<KEY>.",
+            )
         _refuse_unknown_keys(name, Settings.model_fields[section.removeprefix(PREFIX).lower()].annotation, keys)
 
 
@@ -273,8 +303,10 @@ def _refuse_unknown_keys(variable: str, model: Any, keys: list[str]) -> None:
         if not (isinstance(model, type) and issubclass(model, BaseModel)):
             return  # a table with free names, or a value: pydantic says more
         if key.lower() not in model.model_fields:
-            raise SettingsError(f"environment: {variable}: no such key {key.lower()!r}"
-                                f"{_nearest(key.lower(), model.model_fields)}", "Unset it, or spell it right.")
+            raise SettingsError(
+                f"environment: {variable}: no such key {key.lower()!r}{_nearest(key.lower(), model.model_fields)}",
+                "Unset it, or spell it right.",
+            )
         model = model.model_fields[key.lower()].annotation
 
 
@@ -294,7 +326,9 @@ def _explained(error: ValidationError, file: Path | None) -> SettingsError:
     if first["type"] == "extra_forbidden":
         what = f"no such key{_nearest(str(first['loc'][-1]), _keys_beside(first['loc']))}"
     place = f"{file}: " if file else ""
-    return SettingsError(f"{place}{where + ': ' if where else ''}{what}", "Mend it; `sandgate config` checks the result.")
+    return SettingsError(
+        f"{place}{where + ': ' if where else ''}{what}", "Mend it; `sandgate config` checks the result."
+    )
 
 
 def _keys_beside(location: tuple[int | str, ...]) -> list[str]:

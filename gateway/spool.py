@@ -56,7 +56,7 @@ class Spool:
         self.total += len(chunk)
         kept = chunk[: max(0, self._keep - self.kept)]
         if len(kept) < len(chunk):
-            self._beyond += chunk[len(kept):]
+            self._beyond += chunk[len(kept) :]
             del self._beyond[:-TAIL_BYTES]
         if kept:
             await self._append(kept)
@@ -143,7 +143,7 @@ class Spool:
 def _write_all(file: int, data: bytes) -> None:
     view = memoryview(data)
     while view:
-        view = view[os.write(file, view):]
+        view = view[os.write(file, view) :]
 
 
 class SpoolFolder:

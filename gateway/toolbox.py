@@ -28,8 +28,10 @@ class Toolbox:
         try:
             Draft202012Validator.check_schema(definition.parameters)
         except SchemaError as error:
-            raise SettingsError(f"tool {definition.name!r}: its parameters are no JSON schema: {error.message}",
-                                "See https://json-schema.org/draft/2020-12.") from error
+            raise SettingsError(
+                f"tool {definition.name!r}: its parameters are no JSON schema: {error.message}",
+                "See https://json-schema.org/draft/2020-12.",
+            ) from error
         self._tools[definition.name] = tool
         self._validators[definition.name] = Draft202012Validator(definition.parameters)
         for alias in tool.aliases:
@@ -67,16 +69,26 @@ class Toolbox:
 def as_mcp(definition: ToolDefinition) -> dict[str, Any]:
     """MCP's `Tool`."""
     return {
-        "name": definition.name, "description": definition.description, "inputSchema": definition.parameters,
-        "annotations": {"readOnlyHint": definition.read_only, "destructiveHint": definition.destructive,
-                        "openWorldHint": definition.open_world},
+        "name": definition.name,
+        "description": definition.description,
+        "inputSchema": definition.parameters,
+        "annotations": {
+            "readOnlyHint": definition.read_only,
+            "destructiveHint": definition.destructive,
+            "openWorldHint": definition.open_world,
+        },
     }
 
 
 def as_openai(definition: ToolDefinition) -> dict[str, Any]:
     """A function tool of OpenAI's Responses API; its names are `[A-Za-z0-9_-]{1,64}`."""
-    return {"type": "function", "name": definition.name, "description": definition.description,
-            "parameters": definition.parameters, "strict": False}
+    return {
+        "type": "function",
+        "name": definition.name,
+        "description": definition.description,
+        "parameters": definition.parameters,
+        "strict": False,
+    }
 
 
 def as_anthropic(definition: ToolDefinition) -> dict[str, Any]:

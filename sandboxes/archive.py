@@ -79,7 +79,7 @@ def checked_members(archive: tarfile.TarFile, max_bytes: int) -> tuple[tarfile.T
 def _check_end(archive: tarfile.TarFile) -> None:
     """tarfile takes a broken header for the end; what follows would be left out in silence."""
     source = archive.fileobj
-    assert source is not None  # noqa: S101 - it was just read
+    assert source is not None
     source.seek(archive.offset)
     if source.read(tarfile.BLOCKSIZE).strip(b"\0"):
         raise FileRefused("archive: a header in it is broken", "Make it again.", code="invalid_encoding")
@@ -88,23 +88,37 @@ def _check_end(archive: tarfile.TarFile) -> None:
 def _checked(member: tarfile.TarInfo) -> list[str]:
     """The parts of a harmless member's name."""
     parts = member.name.split("/")
-    wrong = (member.name.startswith("/") or ".." in parts or "\0" in member.name or "\\" in member.name
-             or (len(parts[0]) > 1 and parts[0][1] == ":") or len(parts) > MAX_DEPTH
-             or any(len(part.encode(errors="surrogateescape")) > MAX_NAME for part in parts))
+    wrong = (
+        member.name.startswith("/")
+        or ".." in parts
+        or "\0" in member.name
+        or "\\" in member.name
+        or (len(parts[0]) > 1 and parts[0][1] == ":")
+        or len(parts) > MAX_DEPTH
+        or any(len(part.encode(errors="surrogateescape")) > MAX_NAME for part in parts)
+    )
     parts = [part for part in parts if part not in ("", ".")]
     if wrong or (member.isreg() and not parts):
-        raise FileRefused(f"archive: {member.name[:200]!r} does not stay below the target",
-                          "Make it with relative names, from inside the folder.", code="invalid_path")
+        raise FileRefused(
+            f"archive: {member.name[:200]!r} does not stay below the target",
+            "Make it with relative names, from inside the folder.",
+            code="invalid_path",
+        )
     if not (member.isreg() or member.isdir()) or member.issparse() or member.size < 0:
-        raise FileRefused(f"archive: {member.name[:200]!r} is not a plain file or folder",
-                          "Resolve links (tar --dereference) and leave devices and sparse files out.",
-                          code="invalid_path")
+        raise FileRefused(
+            f"archive: {member.name[:200]!r} is not a plain file or folder",
+            "Resolve links (tar --dereference) and leave devices and sparse files out.",
+            code="invalid_path",
+        )
     return parts
 
 
 def _too_large() -> FileRefused:
-    return FileRefused("archive: too many members, too many bytes, or a header that is too long",
-                       "Send less, in parts.", code="content_too_large")
+    return FileRefused(
+        "archive: too many members, too many bytes, or a header that is too long",
+        "Send less, in parts.",
+        code="content_too_large",
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,8 +152,9 @@ def _scanned(source: _Source, max_bytes: int) -> tuple[tarfile.TarFile, tuple[ta
     except FileRefused:
         raise
     except Exception as error:  # tarfile and gzip raise whatever a hostile header leads them to
-        raise FileRefused(f"archive: not a readable tar: {error}", "Send an uncompressed or gzip tar.",
-                          code="invalid_encoding") from error
+        raise FileRefused(
+            f"archive: not a readable tar: {error}", "Send an uncompressed or gzip tar.", code="invalid_encoding"
+        ) from error
 
 
 async def file_chunks(file: IO[bytes]) -> AsyncIterator[bytes]:

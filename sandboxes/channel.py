@@ -415,9 +415,8 @@ def refuse(ended: Ended, what: str) -> NoReturn:
     if ended.word == "errno":
         raise CommandRefused(f"cannot start {what}: {ended.detail}", code=ended.detail)
     if ended.word == "pids":
-        raise CommandRefused(f"cannot start {what}: the sandbox's processes are used up",
-                             "wait, or allow more processes", code="EAGAIN")
+        raise CommandRefused(
+            f"cannot start {what}: the sandbox's processes are used up", "wait, or allow more processes", code="EAGAIN"
+        )
     code: FileCode = next((code for code in FILE_CODES if code == ended.detail), "sandbox_helper_failed")
     raise FileRefused(f"{what}: {code.replace('_', ' ')}", code=code)
-
-

@@ -103,8 +103,9 @@ class DirectSandbox(Sandbox):
     def alive(self) -> bool:
         return self._link.lost is None
 
-    async def start(self, argv: Sequence[str], *, cwd: str = WORKSPACE, env: Mapping[str, str] | None = None,
-                    stdin: bool = False) -> DirectProcess:
+    async def start(
+        self, argv: Sequence[str], *, cwd: str = WORKSPACE, env: Mapping[str, str] | None = None, stdin: bool = False
+    ) -> DirectProcess:
         body = run_request(argv, cwd, {**self._env, **(env or {})})
         for _ in range(_START_TRIES):
             call, process = await self._try_to_start(body, stdin)
@@ -115,8 +116,9 @@ class DirectSandbox(Sandbox):
             self._link.check()
             if ended.word != "gone":  # a slot that was lost before it accepted has done nothing: ask another
                 refuse(ended, cwd if ended.word == "file" else argv[0])
-        raise CommandRefused(f"cannot start {argv[0]}: its slots are killed", "end what runs in this sandbox",
-                             code="EAGAIN")
+        raise CommandRefused(
+            f"cannot start {argv[0]}: its slots are killed", "end what runs in this sandbox", code="EAGAIN"
+        )
 
     async def _try_to_start(self, body: bytes, stdin: bool) -> tuple[Call, DirectProcess]:
         self._link.check()
@@ -141,8 +143,9 @@ class DirectSandbox(Sandbox):
             raise
         return call, process
 
-    async def read(self, path: str, start: int = 0, end: int | None = None, *,
-                   follow: bool = True) -> AsyncGenerator[bytes, None]:
+    async def read(
+        self, path: str, start: int = 0, end: int | None = None, *, follow: bool = True
+    ) -> AsyncGenerator[bytes, None]:
         body = request("read", inside(path), str(max(start, 0)), "" if end is None else str(max(end, 0)), _flag(follow))
         async for chunk in self._stream(body, path):
             yield chunk
@@ -189,15 +192,17 @@ class DirectSandbox(Sandbox):
     async def remove(self, path: str, *, recursive: bool = False) -> None:
         self._link.check()
         nothing = self._link.nothing
-        call = await self._link.call(request("remove", inside(path), _flag(recursive)), nothing, nothing, nothing,
-                                     _nothing)
+        call = await self._link.call(
+            request("remove", inside(path), _flag(recursive)), nothing, nothing, nothing, _nothing
+        )
         try:
             await _done(call, path)
         finally:
             await call.aclose()
 
-    async def _stream(self, body: bytes, path: str,
-                      on_done: Callable[[Ended], None] | None = None) -> AsyncGenerator[bytes, None]:
+    async def _stream(
+        self, body: bytes, path: str, on_done: Callable[[Ended], None] | None = None
+    ) -> AsyncGenerator[bytes, None]:
         """Yield what a slot writes on its output; the last word goes to `on_done`."""
         self._link.check()
         reader, writer = pipe_for_output()
@@ -251,8 +256,9 @@ def inside(path: str) -> str:
     full = posixpath.normpath(posixpath.join(WORKSPACE, path))
     full = "/" + full.lstrip("/")
     if "\0" in path or not _encodable(path) or not any(full == root or full.startswith(root + "/") for root in ROOTS):
-        raise FileRefused(f"{path!r} is not a path of the sandbox", f"use a path below {', '.join(ROOTS)}",
-                          code="invalid_path")
+        raise FileRefused(
+            f"{path!r} is not a path of the sandbox", f"use a path below {', '.join(ROOTS)}", code="invalid_path"
+        )
     return full
 
 
@@ -279,8 +285,9 @@ def run_request(argv: Sequence[str], cwd: str, env: Mapping[str, str]) -> bytes:
         raise CommandRefused("a lone surrogate is no text", "send valid Unicode", code="EINVAL")
     words = [os.fsencode(text) for text in (*argv, *items)]
     if max(map(len, words)) >= _ONE_ARGUMENT or sum(map(len, words)) + 9 * len(words) > _ALL_ARGUMENTS:
-        raise CommandRefused("arguments and environment are too long", "pass the data by a file or standard input",
-                             code="E2BIG")
+        raise CommandRefused(
+            "arguments and environment are too long", "pass the data by a file or standard input", code="E2BIG"
+        )
     return b"\0".join((b"run", os.fsencode(inside(cwd)), str(len(argv)).encode(), *words))
 
 

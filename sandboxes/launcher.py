@@ -171,9 +171,13 @@ class Launcher:
 
     def request(self) -> bool:
         data, control, _, _ = self.gateway.recvmsg(
-            MESSAGE_BYTES, _socket.CMSG_SPACE(4 * MAX_FDS), _socket.MSG_CMSG_CLOEXEC)
-        fds = [int.from_bytes(body[at : at + 4], sys.byteorder) for _, _, body in control
-               for at in range(0, len(body) - 3, 4)]
+            MESSAGE_BYTES, _socket.CMSG_SPACE(4 * MAX_FDS), _socket.MSG_CMSG_CLOEXEC
+        )
+        fds = [
+            int.from_bytes(body[at : at + 4], sys.byteorder)
+            for _, _, body in control
+            for at in range(0, len(body) - 3, 4)
+        ]
         word, _, rest = data.partition(b"\0")
         if word == b"open":
             self.open(rest.split(b"\0"), fds)

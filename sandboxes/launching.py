@@ -90,8 +90,12 @@ class Launching:
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-I", "-S", "-B", str(_PROGRAM), str(theirs.fileno())],
-                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, pass_fds=(theirs.fileno(),), env={},
-                start_new_session=True)  # a terminal's Ctrl-C is for the gateway, which ends us in order
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(),),
+                env={},
+                start_new_session=True,
+            )  # a terminal's Ctrl-C is for the gateway, which ends us in order
         ours.setblocking(False)
         asyncio.get_running_loop().add_reader(ours.fileno(), self._hear)
         self._socket = ours

@@ -117,8 +117,9 @@ class LocalKind(SandboxKind):
 
     name = "local"
 
-    def __init__(self, state_dir: Path, *, instance: str, uids: range = range(60000, 61000),
-                 rlimits_only: bool = False) -> None:
+    def __init__(
+        self, state_dir: Path, *, instance: str, uids: range = range(60000, 61000), rlimits_only: bool = False
+    ) -> None:
         self._root = os.geteuid() == 0
         self._instance = f"{instance}-{hashlib.sha256(os.fsencode(state_dir.absolute())).hexdigest()[:8]}"
         self._rlimits_only = rlimits_only
@@ -188,8 +189,15 @@ class LocalKind(SandboxKind):
         folders = self._workspaces.open(spec.session_id)
         if host.groups.controllers:
             parts.group = host.groups.create(spec.session_id, spec.limits)
-        view = bwrap.View(host.tools, folders.workspace, folders.home, host.links, host.etc, spec.read_only,
-                          tmp_bytes=min(_SCRATCH_BYTES, spec.limits.memory // 4))
+        view = bwrap.View(
+            host.tools,
+            folders.workspace,
+            folders.home,
+            host.links,
+            host.etc,
+            spec.read_only,
+            tmp_bytes=min(_SCRATCH_BYTES, spec.limits.memory // 4),
+        )
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with contextlib.ExitStack() as opened:
             opened.enter_context(theirs)
@@ -208,8 +216,9 @@ class LocalKind(SandboxKind):
         sandbox.not_enforced = self._not_enforced(host)
         return sandbox
 
-    async def _start(self, view: bwrap.View, host: _Host, folders: Folders, group: Group | None,
-                     channel: socket.socket, errors: int) -> Bubblewrap:
+    async def _start(
+        self, view: bwrap.View, host: _Host, folders: Folders, group: Group | None, channel: socket.socket, errors: int
+    ) -> Bubblewrap:
         stage = Stage(stage_folder() if self._root else "")
         fds = bwrap.Descriptors(3, 4, 5, 6, dict(zip(bwrap.MADE_UP_FILES, range(7, 32), strict=False)))
         program = stage.program(view.tools.bwrap)
@@ -221,7 +230,8 @@ class LocalKind(SandboxKind):
             numbers = [opened.enter_context(memfd(item)) for item in (*data, *files)]
             return await self.launching.start(
                 Start(command, folders.uid, stage.folder, stage.sources, group.procs if group else ()),
-                [errors, *numbers[:3], channel.fileno(), *numbers[3:]])
+                [errors, *numbers[:3], channel.fileno(), *numbers[3:]],
+            )
 
     async def _shake_hands(self, ours: socket.socket, limits: Limits, host: _Host, parts: _Parts, errors: int) -> None:
         """Send the settings, wait for `ready` and take PID 1's host pid from the kernel's own word on who sent it."""
@@ -256,9 +266,13 @@ class LocalKind(SandboxKind):
     def _find_host(self) -> _Host:
         if self._host is None:
             self._host = _Host(
-                tools=bwrap.find_tools(), seccomp=seccomp_filter(), runner=Path(runner.__file__).read_bytes(),
-                links=bwrap.system_links(), etc=bwrap.shown_etc(),
-                groups=Groups({}, 1) if self._rlimits_only else find_groups(self._instance))  # last: it makes folders
+                tools=bwrap.find_tools(),
+                seccomp=seccomp_filter(),
+                runner=Path(runner.__file__).read_bytes(),
+                links=bwrap.system_links(),
+                etc=bwrap.shown_etc(),
+                groups=Groups({}, 1) if self._rlimits_only else find_groups(self._instance),
+            )  # last: it makes folders
             self._host.groups.sweep()
         return self._host
 

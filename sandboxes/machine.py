@@ -19,8 +19,10 @@ def nproc_is_per_namespace(release: str | None = None) -> bool:
 def remedy_for(text: str, sysctl: Path = Path("/proc/sys")) -> str:
     """Say what helps against an error of bubblewrap, from its words and the kernel's settings."""
     if _setting(sysctl / "kernel/apparmor_restrict_unprivileged_userns") == "1":
-        return ("AppArmor forbids user namespaces: sysctl kernel.apparmor_restrict_unprivileged_userns=0, "
-                "or an AppArmor profile for bubblewrap with `userns,`")
+        return (
+            "AppArmor forbids user namespaces: sysctl kernel.apparmor_restrict_unprivileged_userns=0, "
+            "or an AppArmor profile for bubblewrap with `userns,`"
+        )
     if _setting(sysctl / "user/max_user_namespaces") == "0":
         return "user namespaces are off: sysctl user.max_user_namespaces=15000"
     if _setting(sysctl / "kernel/unprivileged_userns_clone") == "0":
@@ -30,7 +32,7 @@ def remedy_for(text: str, sysctl: Path = Path("/proc/sys")) -> str:
     if "unshare" in text or "mount" in text.lower():
         return "as root the gateway needs CAP_SYS_ADMIN; run it as an ordinary user instead"
     if "namespace" in text or "uid map" in text:
-        return "allow user namespaces (in a container: its seccomp profile), or use kind = \"docker\""
+        return 'allow user namespaces (in a container: its seccomp profile), or use kind = "docker"'
     return ""
 
 
@@ -39,5 +41,3 @@ def _setting(path: Path) -> str:
         return path.read_text().strip()
     except OSError:
         return ""
-
-

@@ -225,8 +225,17 @@ CODES = {
     errno.EFBIG: "disk_full",
     errno.ESTALE: "file_changed",
 }
-INVALID = (errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOTEMPTY, errno.EEXIST, errno.ENXIO,
-           errno.EINVAL, errno.EBUSY)
+INVALID = (
+    errno.ENOTDIR,
+    errno.EISDIR,
+    errno.ELOOP,
+    errno.ENAMETOOLONG,
+    errno.ENOTEMPTY,
+    errno.EEXIST,
+    errno.ENXIO,
+    errno.EINVAL,
+    errno.EBUSY,
+)
 FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 PLAIN = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
@@ -462,8 +471,9 @@ def spawn(argv: list[bytes], env: dict[bytes, bytes], streams: list[int]) -> int
     refused = OSError(errno.ENOENT, "not found")
     for program in find_program(argv[0], env.get(b"PATH", b"/usr/bin:/bin")):
         try:
-            return os.posix_spawn(program, argv, env, file_actions=actions, setsid=True, setsigmask=[],
-                                  setsigdef=IGNORED)
+            return os.posix_spawn(
+                program, argv, env, file_actions=actions, setsid=True, setsigmask=[], setsigdef=IGNORED
+            )
         except (FileNotFoundError, PermissionError) as error:
             refused = error
     raise refused
@@ -674,8 +684,11 @@ def remove_tree(call: Call, name: bytes, parent: int) -> None:
                 os.close(here)
                 here = below_here
                 continue
-            up = os.open(b"..", FOLDER, dir_fd=here) if len(trail) == 1 else os.open(
-                b"..", os.O_RDONLY | os.O_DIRECTORY | PLAIN, dir_fd=here)
+            up = (
+                os.open(b"..", FOLDER, dir_fd=here)
+                if len(trail) == 1
+                else os.open(b"..", os.O_RDONLY | os.O_DIRECTORY | PLAIN, dir_fd=here)
+            )
             os.close(here)
             here = up
             if identity(here) != came_from.pop():
@@ -767,7 +780,12 @@ class Lister:
     def emit(self, path: bytes, status: os.stat_result) -> bool:
         """Write one record; False when a cap is reached."""
         record = b"%s\0%s\0%d\0%d\0%d\0" % (
-            path, kind_of(status.st_mode), status.st_size, stat.S_IMODE(status.st_mode), status.st_mtime_ns)
+            path,
+            kind_of(status.st_mode),
+            status.st_size,
+            stat.S_IMODE(status.st_mode),
+            status.st_mtime_ns,
+        )
         if self.left < 1 or len(record) > self.room or time.monotonic() > self.deadline:
             return False
         self.left -= 1

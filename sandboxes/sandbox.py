@@ -107,8 +107,9 @@ class Process(ABC):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                        trace: TracebackType | None) -> None:
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         await self.aclose()
 
 
@@ -152,8 +153,9 @@ class Sandbox(ABC):
     is_executable: bool = True
 
     @abstractmethod
-    async def start(self, argv: Sequence[str], *, cwd: str = WORKSPACE, env: Mapping[str, str] | None = None,
-                    stdin: bool = False) -> Process:
+    async def start(
+        self, argv: Sequence[str], *, cwd: str = WORKSPACE, env: Mapping[str, str] | None = None, stdin: bool = False
+    ) -> Process:
         """Start a program in a session of its own; `env` is added to the sandbox's.
 
         Without `stdin` the program reads end of file at once. Raises CommandRefused (no such program, arguments too
@@ -191,9 +193,17 @@ class Sandbox(ABC):
     def alive(self) -> bool:
         """Whether the sandbox could still be used when last looked at."""
 
-    async def exec(self, argv: Sequence[str], *, stdout: Sink, stderr: Sink, cwd: str = WORKSPACE,
-                   env: Mapping[str, str] | None = None, stdin: bytes = b"",
-                   timeout_seconds: float | None = None) -> ExecResult:
+    async def exec(
+        self,
+        argv: Sequence[str],
+        *,
+        stdout: Sink,
+        stderr: Sink,
+        cwd: str = WORKSPACE,
+        env: Mapping[str, str] | None = None,
+        stdin: bytes = b"",
+        timeout_seconds: float | None = None,
+    ) -> ExecResult:
         """Run a program to its end and that of everything it started; on timeout or cancellation the tree is killed.
 
         Output up to that moment has reached the sinks when this returns.
@@ -219,8 +229,9 @@ async def _end_soon(process: Process) -> Exit | None:
     return None
 
 
-async def _run(process: Process, stdin: bytes, timeout_seconds: float | None, stdout: Sink,
-               stderr: Sink) -> tuple[Exit, bool]:
+async def _run(
+    process: Process, stdin: bytes, timeout_seconds: float | None, stdout: Sink, stderr: Sink
+) -> tuple[Exit, bool]:
     try:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(_copy, process.stdout, stdout)

@@ -78,8 +78,9 @@ class Workspaces:
             uid = self._uids[(start + step) % len(self._uids)]
             if uid not in taken:
                 return uid
-        raise SandboxUnavailable(f"all {len(self._uids)} uids of sessions are taken",
-                                 "close sessions, or widen local_uids")
+        raise SandboxUnavailable(
+            f"all {len(self._uids)} uids of sessions are taken", "close sessions, or widen local_uids"
+        )
 
     def _owners(self) -> Iterator[int]:
         for folder in self._root.iterdir():
@@ -103,5 +104,11 @@ def _make(folder: Path, uid: int) -> None:
 
 
 def _run(*command: str) -> None:
-    subprocess.run(command, check=False, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-                   env={"PATH": "/usr/bin:/bin"})
+    subprocess.run(
+        command,
+        check=False,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env={"PATH": "/usr/bin:/bin"},
+    )

@@ -62,8 +62,9 @@ class _Piece:
     offset: int
 
 
-def grep(reader: Reader, pattern: str, *, max_matches: int, max_bytes: int, ignore_case: bool = False,
-         context: int = 0) -> GrepPage:
+def grep(
+    reader: Reader, pattern: str, *, max_matches: int, max_bytes: int, ignore_case: bool = False, context: int = 0
+) -> GrepPage:
     """Return the lines that the pattern matches somewhere, with `context` lines before and after each.
 
     The syntax is RE2's, whose `\\b`, `\\w` and `\\d` know ASCII only; bytes that are not UTF-8 match nothing. A line
@@ -202,8 +203,9 @@ def _lines_behind(reader: Reader, position: int) -> list[bytes]:
     return [*whole, rest] if rest and stop == reader.size else whole
 
 
-def _show(text: bytes, number: int, start: int, end: int, match: int, offset: int, *,
-          matched: bool = False) -> GrepLine:
+def _show(
+    text: bytes, number: int, start: int, end: int, match: int, offset: int, *, matched: bool = False
+) -> GrepLine:
     cut = end - start > SHOWN_BYTES
     if cut:
         start = _character_start(text, min(max(start, match - _BEFORE_MATCH), end - SHOWN_BYTES))

@@ -59,5 +59,7 @@ def _remote(uri: str, protocol: str, options: Mapping[str, object]) -> Backend:
     if isinstance(filesystem, ChainedFileSystem | LocalFileSystem):
         raise StoreUnavailable(f"{protocol}:// wraps another file system", "name that one itself")
     if not root.strip("/") or re.search(r"[*?\[\]]", root):
-        raise StoreUnavailable("the store's root is empty or holds * ? [ ]", "name a bucket, such as s3://bucket/prefix")
+        raise StoreUnavailable(
+            "the store's root is empty or holds * ? [ ]", "name a bucket, such as s3://bucket/prefix"
+        )
     return FsspecBackend(filesystem, root, protocol)

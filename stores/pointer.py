@@ -37,8 +37,9 @@ def escape(text: str) -> str:
     return text if text.isascii() and text.isprintable() else "".join(map(_shown, text))
 
 
-def preview(head: str, tail: str, *, max_characters: int = PREVIEW_CHARACTERS, cut: bool,
-            total_characters: int | None = None) -> str:
+def preview(
+    head: str, tail: str, *, max_characters: int = PREVIEW_CHARACTERS, cut: bool, total_characters: int | None = None
+) -> str:
     """Show the beginning and the end of an output in at most `max_characters`, marks and escapes included.
 
     `head + tail` is the whole output, or with `cut` what is known of it. Lines stay whole where a line's end is
@@ -61,8 +62,9 @@ def preview(head: str, tail: str, *, max_characters: int = PREVIEW_CHARACTERS, c
     return "\n".join(line for line in lines if line)
 
 
-def pointer(reference: str, *, stream: str, bytes: int, media_type: str, preview: str,
-            how_to_read: str = HOW_TO_READ) -> str:
+def pointer(
+    reference: str, *, stream: str, bytes: int, media_type: str, preview: str, how_to_read: str = HOW_TO_READ
+) -> str:
     """Return the text that replaces a stored output.
 
     `preview` is what `preview()` made, else ValueError. `how_to_read` names only what the caller can call; empty,

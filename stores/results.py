@@ -39,14 +39,16 @@ class ResultStore:
         """The store's protocol: `file`, `memory`, `s3`, ..."""
         return self._store.kind
 
-    async def put(self, session_id: str, key: str, source: Source, media_type: str, *,
-                  max_bytes: int | None = None) -> StoredResult:
+    async def put(
+        self, session_id: str, key: str, source: Source, media_type: str, *, max_bytes: int | None = None
+    ) -> StoredResult:
         """Store a result whole or not at all; see `Store.put`. Raises AlreadyExists, QuotaExceeded."""
         stored = await self._scope(session_id).put(key, source, max_bytes=max_bytes)
         return _result(stored, media_type)
 
-    async def put_file(self, session_id: str, key: str, path: Path, media_type: str, *, sha256: str,
-                       size: int) -> StoredResult:
+    async def put_file(
+        self, session_id: str, key: str, path: Path, media_type: str, *, sha256: str, size: int
+    ) -> StoredResult:
         """Store a finished local file, by a hard link where that is possible; see `Store.put_file`."""
         stored = await self._scope(session_id).put_file(key, path, sha256=sha256, size=size)
         return _result(stored, media_type)
@@ -55,24 +57,35 @@ class ResultStore:
         """Yield the bytes `start..end` in chunks of at most 256 KiB; see `Store.read`."""
         return self._scope(session_id).read(key, start, end)
 
-    async def lines(self, session_id: str, key: str, first: int, last: int, *,
-                    max_bytes: int = PAGE_BYTES) -> LinesPage:
+    async def lines(
+        self, session_id: str, key: str, first: int, last: int, *, max_bytes: int = PAGE_BYTES
+    ) -> LinesPage:
         """Return the lines `first..last`, 1-based and inclusive, at most `max_bytes` stored bytes of them.
 
         Memory is bounded by `max_bytes`, whatever the result and its lines are.
         """
         return await self._scope(session_id).scan(key, lambda reader: page(reader, first, last, max_bytes))
 
-    async def grep(self, session_id: str, key: str, pattern: str, *, max_matches: int = MAX_MATCHES,
-                   max_bytes: int = PAGE_BYTES, ignore_case: bool = False, context: int = 0) -> GrepPage:
+    async def grep(
+        self,
+        session_id: str,
+        key: str,
+        pattern: str,
+        *,
+        max_matches: int = MAX_MATCHES,
+        max_bytes: int = PAGE_BYTES,
+        ignore_case: bool = False,
+        context: int = 0,
+    ) -> GrepPage:
         """Return the lines that an RE2 pattern matches; see `stores.grep.grep`.
 
         Raises PatternRefused, and StoreUnavailable where google-re2 is not installed.
         """
         return await self._scope(session_id).scan(
             key,
-            lambda reader: grep(reader, pattern, max_matches=max_matches, max_bytes=max_bytes,
-                                ignore_case=ignore_case, context=context),
+            lambda reader: grep(
+                reader, pattern, max_matches=max_matches, max_bytes=max_bytes, ignore_case=ignore_case, context=context
+            ),
         )
 
     async def size(self, session_id: str, key: str) -> int:

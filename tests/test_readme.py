@@ -1,4 +1,4 @@
-"""The README is run: every block marked `console` or `python`, in its order, as a newcomer would; and its toml is loaded."""
+"""The README is run: every block marked `console` or `python`, in its order, and its toml is loaded."""
 
 import os
 import re
@@ -42,10 +42,16 @@ class Newcomer:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
         self.environment = {
-            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "HOME": str(folder), "LANG": "C.UTF-8",
-            "SANDGATE_STATE_DIR": str(folder / "state"), "SANDGATE_URL": f"http://127.0.0.1:{self.port}",
-            "SANDGATE_SERVER__PORT": str(self.port), "PYTHONPATH": str(ROOT)}
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "HOME": str(folder),
+            "LANG": "C.UTF-8",
+            "SANDGATE_STATE_DIR": str(folder / "state"),
+            "SANDGATE_URL": f"http://127.0.0.1:{self.port}",
+            "SANDGATE_SERVER__PORT": str(self.port),
+            "PYTHONPATH": str(ROOT),
+        }
         self.gateway: subprocess.Popen[bytes] | None = None
+        (folder / "variables").touch()
 
     def types(self, line: str) -> str:
         """Run one line; `serve &` is kept running until the end."""
@@ -53,16 +59,33 @@ class Newcomer:
         if line == "sandgate serve &":
             self.serve()
             return ""
-        done = subprocess.run(["bash", "-c", f". ./variables; {line}; status=$?; "
-                               "declare -p SANDGATE_TOKEN ID 2>/dev/null > variables; exit $status"],
-                              cwd=self.folder, env=self.environment, capture_output=True, text=True, timeout=300,
-                              check=False)
+        done = subprocess.run(
+            [
+                "bash",
+                "-c",
+                f". ./variables; {line}; status=$?; declare -p SANDGATE_TOKEN ID 2>/dev/null > variables; exit $status",
+            ],
+            cwd=self.folder,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
         assert done.returncode == 0, f"{line}\n{done.stdout}\n{done.stderr}"
         return done.stdout
 
     def serve(self) -> None:
-        self.gateway = subprocess.Popen(["sandgate", "serve"], cwd=self.folder, env=self.environment,
-                                        stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+        """Start the gateway, unless it runs already."""
+        if self.gateway is not None:
+            return
+        self.gateway = subprocess.Popen(
+            ["sandgate", "serve"],
+            cwd=self.folder,
+            env=self.environment,
+            stderr=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+        )
         deadline = time.monotonic() + 20
         while time.monotonic() < deadline:
             with socket.socket() as probe:
@@ -84,7 +107,6 @@ def test_readme_has_the_blocks_that_are_run() -> None:
 
 def test_console_blocks_do_what_they_show(newcomer: Newcomer) -> None:
     """Each `$ ` line exits 0; the lines under it are in its output (`...` stands for anything)."""
-    (newcomer.folder / "variables").touch()
     for block in blocks("console"):
         for command in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
             line, _, expected = command.partition("\n")
@@ -98,11 +120,19 @@ def test_console_blocks_do_what_they_show(newcomer: Newcomer) -> None:
 
 def test_python_blocks_run(newcomer: Newcomer) -> None:
     """The modules beside the configuration and the client's program."""
+    newcomer.serve()
     token = newcomer.types("sandgate token agent").strip()
     for block in blocks("python"):
-        done = subprocess.run([sys.executable, "-W", "error", "-"], input=block, cwd=newcomer.folder,
-                              env={**newcomer.environment, "SANDGATE_TOKEN": token}, capture_output=True, text=True,
-                              timeout=120, check=False)
+        done = subprocess.run(
+            [sys.executable, "-W", "error", "-"],
+            input=block,
+            cwd=newcomer.folder,
+            env={**newcomer.environment, "SANDGATE_TOKEN": token},
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
         assert done.returncode == 0, f"{block}\n{done.stdout}\n{done.stderr}"
         if "fsspec.open" in block:
             assert done.stdout.rstrip().endswith("b'0,0\\n1,1\\n2,4\\n3,9\\n4,16'")

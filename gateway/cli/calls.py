@@ -28,9 +28,14 @@ PAGE: Final = 1000
 ARGUMENTS_SHOWN: Final = 200
 
 
-def calls_command(session: Annotated[str, Parameter(help="Its id, or how that begins.")],
-                  call: Annotated[str | None, Parameter(help="Its id: c-0003, or 3.")] = None, /, *,
-                  state_dir: StateDir = None, json: AsJson = False) -> None:
+def calls_command(
+    session: Annotated[str, Parameter(help="Its id, or how that begins.")],
+    call: Annotated[str | None, Parameter(help="Its id: c-0003, or 3.")] = None,
+    /,
+    *,
+    state_dir: StateDir = None,
+    json: AsJson = False,
+) -> None:
     """List a session's calls; with a call, show its record as a timeline.
 
     SANDGATE_TOKEN says whose sessions, else the operator's token of the state folder.
@@ -71,8 +76,14 @@ def _show_all(records: Sequence[CallRecord]) -> None:
     table = plain_table("call", "tool", "status", "time", "hooks", "arguments", right=("time",), shrink=("arguments",))
     for one in records:
         hooks = ", ".join(dict.fromkeys(decision.hook for decision in one.decisions))
-        table.add_row(cell(one.id), cell(one.tool), _status(one), cell(_took(one)), cell(hooks or "-"),
-                      cut_cell(_short(one.arguments)))
+        table.add_row(
+            cell(one.id),
+            cell(one.tool),
+            _status(one),
+            cell(_took(one)),
+            cell(hooks or "-"),
+            cut_cell(_short(one.arguments)),
+        )
     print_table(table)
 
 

@@ -12,8 +12,13 @@ from gateway.models import CloseReport
 from gateway.text import printable
 
 
-def close_command(sessions: Annotated[list[str], Parameter(help="Ids, or how they begin.")], /, *,
-                  state_dir: StateDir = None, json: AsJson = False) -> int:
+def close_command(
+    sessions: Annotated[list[str], Parameter(help="Ids, or how they begin.")],
+    /,
+    *,
+    state_dir: StateDir = None,
+    json: AsJson = False,
+) -> int:
     """Close sessions: collect what their profile says, then remove sandbox and workspace.
 
     Exit code 1 if something could not be collected or removed.

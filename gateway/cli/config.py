@@ -57,9 +57,11 @@ def config_file(option: Path | None) -> Path | None:
 def entries(settings: Settings, file: Path | None) -> Iterator[Entry]:
     """Every setting as one entry; lists are one value each."""
     in_file = {key for key, value in _flat(tomllib.loads(file.read_text())).items() if value != {}} if file else set()
-    variables = {name: name.removeprefix(PREFIX).lower().replace("__", ".") for name in os.environ
-                 if name.startswith(PREFIX) and name.removeprefix(PREFIX).lower().partition("__")[0]
-                 in Settings.model_fields}
+    variables = {
+        name: name.removeprefix(PREFIX).lower().replace("__", ".")
+        for name in os.environ
+        if name.startswith(PREFIX) and name.removeprefix(PREFIX).lower().partition("__")[0] in Settings.model_fields
+    }
     for key, value in _flat(settings.model_dump(by_alias=True)).items():
         variable = next((name for name, prefix in variables.items() if _covers(prefix, key.lower())), None)
         source = variable or (str(file) if any(_covers(one, key) for one in in_file) else "default")

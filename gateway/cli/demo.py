@@ -31,20 +31,31 @@ def demo_command(*, json: AsJson = False) -> int:
 
 def _data(report: Report) -> dict[str, Any]:
     """The report as plain data."""
-    return {"ok": report.ok, **asdict(report), "session": report.session.model_dump(mode="json"),
-            "close_report": report.close_report.model_dump(mode="json")}
+    return {
+        "ok": report.ok,
+        **asdict(report),
+        "session": report.session.model_dump(mode="json"),
+        "close_report": report.close_report.model_dump(mode="json"),
+    }
 
 
 def _show(report: Report) -> None:
     out = console()
     for line in _before(report):
         out.print(line, soft_wrap=True)
-    table = plain_table("#", "tool", "status", "time", "hooks", "size", "result", right=("#", "time", "size"),
-                        shrink=("result",))
+    table = plain_table(
+        "#", "tool", "status", "time", "hooks", "size", "result", right=("#", "time", "size"), shrink=("result",)
+    )
     for row in report.calls:
-        table.add_row(cell(row.number), cell(row.tool), _status(row), cell(duration_text(row.duration_ms)),
-                      cell(", ".join(row.hooks)), cell(size_text(row.bytes) if row.bytes else "-"),
-                      cut_cell(_short(row.result, report.session.id)))
+        table.add_row(
+            cell(row.number),
+            cell(row.tool),
+            _status(row),
+            cell(duration_text(row.duration_ms)),
+            cell(", ".join(row.hooks)),
+            cell(size_text(row.bytes) if row.bytes else "-"),
+            cut_cell(_short(row.result, report.session.id)),
+        )
     print_table(table)
     for line in _after(report):
         out.print(line, soft_wrap=True)
@@ -55,8 +66,12 @@ def _before(report: Report) -> list[Text]:
     session = report.session
     about = {"local": "local (bubblewrap)"}.get(session.kind, session.kind)
     network = "no network" if session.network == "none" else f"network {session.network}"
-    lines.append(cell(f"sandbox {about}, {network}, {session.limits['processes']:.0f} processes, "
-                      f"{size_text(int(session.limits['memory']))} of memory"))
+    lines.append(
+        cell(
+            f"sandbox {about}, {network}, {session.limits['processes']:.0f} processes, "
+            f"{size_text(int(session.limits['memory']))} of memory"
+        )
+    )
     if session.not_enforced:
         lines.append(cell(f"not enforced here: {', '.join(session.not_enforced)}; see `sandgate doctor`"))
     seed = report.seed
@@ -89,7 +104,10 @@ def _after(report: Report) -> list[Text]:
     else:
         lines.append(cell("collected files are NOT as their manifest says", "bold red"))
     lines += [cell(f"closing failed: {one}", "bold red") for one in report.close_report.failed]
-    lines.append(cell(f"LEFT BEHIND: {'; '.join(report.left_behind)}", "bold red") if report.left_behind else
-                 cell("session closed; nothing left behind: no process, workspace, control group or file"))
+    lines.append(
+        cell(f"LEFT BEHIND: {'; '.join(report.left_behind)}", "bold red")
+        if report.left_behind
+        else cell("session closed; nothing left behind: no process, workspace, control group or file")
+    )
     lines.append(cell(f"{'all as it should be' if report.ok else 'NOT as it should be'}, in {report.seconds:.1f} s"))
     return lines

@@ -16,8 +16,9 @@ from gateway.settings import load_settings
 _STYLES: Final = {"ok": "green", "weak": "yellow", "broken": "red"}
 
 
-def doctor_command(*, config: ConfigFile = None, port: Port = None, state_dir: StateDir = None,
-                   json: AsJson = False) -> int:
+def doctor_command(
+    *, config: ConfigFile = None, port: Port = None, state_dir: StateDir = None, json: AsJson = False
+) -> int:
     """Check this machine for a gateway with this configuration; nothing is left behind.
 
     `weak` works and holds less than it could, `broken` does not work. Exit code 1 if something that the

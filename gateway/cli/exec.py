@@ -38,8 +38,13 @@ Timeout = Annotated[float | None, Parameter(name="--timeout", help="In seconds; 
 Keep = Annotated[bool, Parameter(name="--keep", negative="", help="Leave the session open; stderr has its id.")]
 
 
-def exec_command(*command: Command, profile: Profile = "default", timeout: Timeout = None, keep: Keep = False,
-                 state_dir: StateDir = None) -> int:
+def exec_command(
+    *command: Command,
+    profile: Profile = "default",
+    timeout: Timeout = None,
+    keep: Keep = False,
+    state_dir: StateDir = None,
+) -> int:
     """Run one command in a new session of the running gateway, and close the session.
 
     Write `--` before the command; for a shell's syntax run a shell: -- sh -c 'ls | wc -l'. Standard input is not read.

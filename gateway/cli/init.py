@@ -15,15 +15,19 @@ from gateway.text import printable
 from sandboxes import Probe
 
 
-def init_command(path: Annotated[Path, Parameter(help="The file to write.")] = Path(CONFIG_NAME), /, *,
-                 force: Annotated[bool, Parameter(name="--force", negative="", help="Replace what is there.")] = False,
-                 ) -> None:
+def init_command(
+    path: Annotated[Path, Parameter(help="The file to write.")] = Path(CONFIG_NAME),
+    /,
+    *,
+    force: Annotated[bool, Parameter(name="--force", negative="", help="Replace what is there.")] = False,
+) -> None:
     """Write sandgate.toml with every default, explained, and marked where this machine does not enforce it."""
     kinds = {profile.kind for profile in Settings.model_construct().profiles.values()}
     probes = anyio.run(probe_kinds, sorted(kinds))
     broken = [probe for probe in probes if not probe.works]
-    text = default_toml([gap for probe in probes for gap in probe.not_enforced],
-                        " ".join(f"NOTE: {_why(probe)}" for probe in broken))
+    text = default_toml(
+        [gap for probe in probes for gap in probe.not_enforced], " ".join(f"NOTE: {_why(probe)}" for probe in broken)
+    )
     _write(path, text, force=force)
     print(f"wrote {printable(str(path))}; next: `sandgate doctor`, then `sandgate serve`")
     for probe in broken:

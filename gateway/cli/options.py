@@ -7,12 +7,26 @@ from typing import Annotated
 import platformdirs
 from cyclopts import Parameter, validators
 
-ConfigFile = Annotated[Path | None, Parameter(
-    name=["--config", "-c"], help="The configuration; default: SANDGATE_CONFIG, then sandgate.toml here, then none.")]
-StateDir = Annotated[Path | None, Parameter(
-    name="--state-dir", help="Where the gateway keeps everything; default: SANDGATE_STATE_DIR, then the user's own.")]
-Port = Annotated[int | None, Parameter(
-    name="--port", validator=validators.Number(gte=0, lte=65535), help="In place of server.port; 0 takes a free one.")]
+ConfigFile = Annotated[
+    Path | None,
+    Parameter(
+        name=["--config", "-c"], help="The configuration; default: SANDGATE_CONFIG, then sandgate.toml here, then none."
+    ),
+]
+StateDir = Annotated[
+    Path | None,
+    Parameter(
+        name="--state-dir", help="Where the gateway keeps everything; default: SANDGATE_STATE_DIR, then the user's own."
+    ),
+]
+Port = Annotated[
+    int | None,
+    Parameter(
+        name="--port",
+        validator=validators.Number(gte=0, lte=65535),
+        help="In place of server.port; 0 takes a free one.",
+    ),
+]
 AsJson = Annotated[bool, Parameter(name="--json", negative="", help="Print data instead of text.")]
 
 

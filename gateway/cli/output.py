@@ -24,14 +24,16 @@ def console() -> Console:
     return Console(width=width, markup=False, highlight=False, emoji=False, soft_wrap=False)
 
 
-def plain_table(*columns: str, right: tuple[str, ...] = (), wrap: tuple[str, ...] = (),
-                shrink: tuple[str, ...] = ()) -> Table:
+def plain_table(
+    *columns: str, right: tuple[str, ...] = (), wrap: tuple[str, ...] = (), shrink: tuple[str, ...] = ()
+) -> Table:
     """A table with a head line and no frame. Where it is too wide, cells of `wrap` are broken into lines, and those of
     `shrink` are cut; all others stay whole."""
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
     for name in columns:
-        table.add_column(name, justify="right" if name in right else "left", no_wrap=name not in (*wrap, *shrink),
-                         overflow="fold")
+        table.add_column(
+            name, justify="right" if name in right else "left", no_wrap=name not in (*wrap, *shrink), overflow="fold"
+        )
     return table
 
 

@@ -17,9 +17,13 @@ from gateway.transports.http.serving import listen, serving, until_stopped
 from sandboxes import Probe
 
 
-def serve_command(*, config: ConfigFile = None,
-                  host: Annotated[str | None, Parameter(name="--host", help="In place of server.host.")] = None,
-                  port: Port = None, state_dir: StateDir = None) -> int:
+def serve_command(
+    *,
+    config: ConfigFile = None,
+    host: Annotated[str | None, Parameter(name="--host", help="In place of server.host.")] = None,
+    port: Port = None,
+    state_dir: StateDir = None,
+) -> int:
     """Run the gateway until SIGTERM or Ctrl-C.
 
     Calls that are running then may go on for server.stop_seconds. Open sessions keep their files and go on at the
@@ -37,8 +41,10 @@ async def _serve(settings: Settings, folder: Path, state_dir: Path | None) -> No
         state = open_state(state_folder(state_dir))
         try:
             tokens = tokens_of(state)
-            async with (built_gateway(settings, folder, state) as gateway,
-                        serving(gateway, tokens, settings.server, listener) as url):
+            async with (
+                built_gateway(settings, folder, state) as gateway,
+                serving(gateway, tokens, settings.server, listener) as url,
+            ):
                 print("\n".join(await _greeting(gateway, settings, tokens, url, state_dir)), flush=True)
                 await until_stopped()
                 print("stopping", flush=True)
@@ -46,8 +52,9 @@ async def _serve(settings: Settings, folder: Path, state_dir: Path | None) -> No
             state.release()
 
 
-async def _greeting(gateway: Gateway, settings: Settings, tokens: Tokens, url: str,
-                    state_dir: Path | None) -> list[str]:
+async def _greeting(
+    gateway: Gateway, settings: Settings, tokens: Tokens, url: str, state_dir: Path | None
+) -> list[str]:
     """What whoever starts a gateway wants to know; where the tokens are, never what they are."""
     option = state_option(state_dir)
     probes = {name: await kind.probe() for name, kind in gateway.profiles.kinds().items()}
@@ -55,8 +62,11 @@ async def _greeting(gateway: Gateway, settings: Settings, tokens: Tokens, url: s
     return [
         f"sandgate listens on {url}",
         f"  tokens   {printable(files)}",
-        *(line for name, profile in settings.profiles.items()
-          for line in _about_profile(name, profile.kind, profile.network, probes[profile.kind])),
+        *(
+            line
+            for name, profile in settings.profiles.items()
+            for line in _about_profile(name, profile.kind, profile.network, probes[profile.kind])
+        ),
         f"  clients  export SANDGATE_URL={url} SANDGATE_TOKEN=$(sandgate token agent{printable(option)})",
     ]
 
@@ -64,8 +74,10 @@ async def _greeting(gateway: Gateway, settings: Settings, tokens: Tokens, url: s
 def _about_profile(name: str, kind: str, network: str, probe: Probe) -> list[str]:
     if not probe.works:
         remedy = f" {probe.remedy}" if probe.remedy else ""
-        return [f"  profile  {printable(name)}: {kind} DOES NOT WORK HERE: {printable(probe.reason)}",
-                f"          {printable(remedy)} `sandgate doctor` says more; until then its sessions are refused."]
+        return [
+            f"  profile  {printable(name)}: {kind} DOES NOT WORK HERE: {printable(probe.reason)}",
+            f"          {printable(remedy)} `sandgate doctor` says more; until then its sessions are refused.",
+        ]
     gaps = f"; not enforced here: {', '.join(probe.not_enforced)}" if probe.not_enforced else ""
     return [f"  profile  {printable(name)}: {kind}, network {network}{gaps}"]
 

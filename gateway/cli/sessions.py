@@ -13,9 +13,12 @@ from gateway.client import Client
 from gateway.models import SessionRecord
 
 
-def sessions_command(*, every: Annotated[bool, Parameter(name=["--all", "-a"], negative="",
-                                                         help="Also those that have ended.")] = False,
-                     state_dir: StateDir = None, json: AsJson = False) -> None:
+def sessions_command(
+    *,
+    every: Annotated[bool, Parameter(name=["--all", "-a"], negative="", help="Also those that have ended.")] = False,
+    state_dir: StateDir = None,
+    json: AsJson = False,
+) -> None:
     """List the sessions that the token may see (SANDGATE_TOKEN, else the operator's of the state folder)."""
     records = ask("operator", state_dir, Client.sessions)
     shown = [one for one in records if every or one.state == "open"]
@@ -30,11 +33,27 @@ def sessions_command(*, every: Annotated[bool, Parameter(name=["--all", "-a"], n
 def _show(records: Sequence[SessionRecord]) -> None:
     now = time.time()
     labelled = any(one.labels for one in records)
-    table = plain_table("session", "profile", "kind", "state", "calls", "running", "age", "idle",
-                        *(["labels"] if labelled else []), right=("calls", "running", "age", "idle"), wrap=("labels",))
+    table = plain_table(
+        "session",
+        "profile",
+        "kind",
+        "state",
+        "calls",
+        "running",
+        "age",
+        "idle",
+        *(["labels"] if labelled else []),
+        right=("calls", "running", "age", "idle"),
+        wrap=("labels",),
+    )
     for one in records:
         idle = age_text(now - one.last_used) if one.state == "open" else "-"
         labels = ", ".join(f"{name}={value}" for name, value in one.labels.items())
-        table.add_row(*map(cell, (one.id, one.profile, one.kind, one.state, one.calls, one.running,
-                                  age_text(now - one.created), idle)), *([cell(labels)] if labelled else []))
+        table.add_row(
+            *map(
+                cell,
+                (one.id, one.profile, one.kind, one.state, one.calls, one.running, age_text(now - one.created), idle),
+            ),
+            *([cell(labels)] if labelled else []),
+        )
     print_table(table)

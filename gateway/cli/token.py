@@ -12,10 +12,15 @@ from gateway.principals import Tokens
 from gateway.text import printable
 
 
-def token_command(role: Annotated[Literal["operator", "agent"], Parameter(help="Whose token.")], /, *,
-                  rotate: Annotated[bool, Parameter(name="--rotate", negative="",
-                                                    help="Make a new one; the gateway must be restarted.")] = False,
-                  state_dir: StateDir = None) -> None:
+def token_command(
+    role: Annotated[Literal["operator", "agent"], Parameter(help="Whose token.")],
+    /,
+    *,
+    rotate: Annotated[
+        bool, Parameter(name="--rotate", negative="", help="Make a new one; the gateway must be restarted.")
+    ] = False,
+    state_dir: StateDir = None,
+) -> None:
     """Print a token from the state folder, made there if it is missing.
 
     The operator's may do everything; the agent's opens sessions and sees those that it opened.
@@ -27,8 +32,10 @@ def token_command(role: Annotated[Literal["operator", "agent"], Parameter(help="
             (folder / "tokens" / role).unlink(missing_ok=True)
         token = Tokens(folder / "tokens", {}).stored(role)
     except OSError as error:
-        raise StateError(f"{error.filename}: {error.strerror}",
-                         "Run this as the gateway's user, or name its folder with --state-dir.") from error
+        raise StateError(
+            f"{error.filename}: {error.strerror}",
+            "Run this as the gateway's user, or name its folder with --state-dir.",
+        ) from error
     print(token)
     if rotate:
         _note("the old one works until the gateway is restarted")

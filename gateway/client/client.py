@@ -61,8 +61,9 @@ class Client(Connection):
 
     async def open_session(self, profile: str = "default", **request: Any) -> Session:
         """Open a session that stays open until `close()`, its idle time or its lifetime ends."""
-        opened = await self._ask(OpenedSession, "POST", "/v1/sessions", body={"profile": profile, **request},
-                                 timeout=LONG)
+        opened = await self._ask(
+            OpenedSession, "POST", "/v1/sessions", body={"profile": profile, **request}, timeout=LONG
+        )
         return Session(self, opened.id, opened.token)
 
     async def attach(self, session_id: str) -> Session:

@@ -36,8 +36,13 @@ class Connection:
         # loading the machine's certificates takes 150 ms, and plain HTTP has no use for them
         verify = True if base.scheme == "https" else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         self._http = httpx2.AsyncClient(
-            base_url=base, headers=headers, timeout=_QUICK, trust_env=base.host not in _LOOPBACK, verify=verify,
-            limits=httpx2.Limits(max_connections=None, max_keepalive_connections=20))
+            base_url=base,
+            headers=headers,
+            timeout=_QUICK,
+            trust_env=base.host not in _LOOPBACK,
+            verify=verify,
+            limits=httpx2.Limits(max_connections=None, max_keepalive_connections=20),
+        )
 
     async def aclose(self) -> None:
         """Close the connections; what was called without an idempotency key and still runs is cancelled."""
@@ -45,8 +50,9 @@ class Connection:
             await self._http.aclose()
 
     @asynccontextmanager
-    async def _open(self, method: str, path: str, *, body: Any = None, headers: Mapping[str, str] | None = None,
-                    **request: Any) -> AsyncIterator[httpx2.Response]:
+    async def _open(
+        self, method: str, path: str, *, body: Any = None, headers: Mapping[str, str] | None = None, **request: Any
+    ) -> AsyncIterator[httpx2.Response]:
         """An answer whose body is not yet read; anything but success is raised."""
         headers = dict(headers or {})
         if body is not None:  # escaped to ASCII: what a model gives may hold lone surrogates

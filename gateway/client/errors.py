@@ -32,8 +32,9 @@ class GatewayUnreachable(ClientError):
     """Nothing was done: nobody answers at the URL, or what answers does not speak as a gateway does."""
 
     def __init__(self, url: str, why: str) -> None:
-        super().__init__(f"no gateway at {url}: {why}",
-                         "Start one with `sandgate serve`, or say where it is in SANDGATE_URL.")
+        super().__init__(
+            f"no gateway at {url}: {why}", "Start one with `sandgate serve`, or say where it is in SANDGATE_URL."
+        )
 
 
 class ConnectionLost(ClientError):
@@ -46,8 +47,10 @@ class StreamInterrupted(ConnectionLost):
     empty where not even that arrived."""
 
     def __init__(self, call_id: str, why: str) -> None:
-        super().__init__(f"the stream of call {call_id or '(not known)'} was interrupted: {why}",
-                         "Its record may say how it ended; nothing else is known.")
+        super().__init__(
+            f"the stream of call {call_id or '(not known)'} was interrupted: {why}",
+            "Its record may say how it ended; nothing else is known.",
+        )
         self.call_id = call_id
 
 
@@ -60,8 +63,9 @@ class Refused(ClientError):
 
     for_status: ClassVar[int | None] = None
 
-    def __init__(self, status: int, code: str, message: str, remedy: str = "",
-                 retry_after: float | None = None) -> None:
+    def __init__(
+        self, status: int, code: str, message: str, remedy: str = "", retry_after: float | None = None
+    ) -> None:
         super().__init__(message, remedy)
         self.status = status
         self.code = code
@@ -114,12 +118,24 @@ def refusal(response: httpx2.Response) -> Refused:
         problem = _Problem()
     after = response.headers.get("retry-after", "")
     kind = next((one for one in Refused.__subclasses__() if one.for_status == response.status_code), Refused)
-    return kind(response.status_code, problem.code, problem.detail or f"HTTP status {response.status_code}",
-                problem.remedy, float(after) if after.isdecimal() else None)
+    return kind(
+        response.status_code,
+        problem.code,
+        problem.detail or f"HTTP status {response.status_code}",
+        problem.remedy,
+        float(after) if after.isdecimal() else None,
+    )
 
 
-_NOTHING_SENT: Final = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.ProxyError, httpx2.UnsupportedProtocol,
-                        httpx2.LocalProtocolError, httpx2.InvalidURL, httpx2.SSEError)
+_NOTHING_SENT: Final = (
+    httpx2.ConnectError,
+    httpx2.ConnectTimeout,
+    httpx2.ProxyError,
+    httpx2.UnsupportedProtocol,
+    httpx2.LocalProtocolError,
+    httpx2.InvalidURL,
+    httpx2.SSEError,
+)
 
 
 @contextmanager

@@ -29,8 +29,9 @@ def model_call(value: object) -> ModelCall:
     """Read one; TypeError for anything else."""
     kind, function = _field(value, "type"), _field(value, "function")
     if kind == "function_call":
-        return ModelCall("responses", _text(value, "call_id"), _text(value, "name"),
-                          _object(_field(value, "arguments")))
+        return ModelCall(
+            "responses", _text(value, "call_id"), _text(value, "name"), _object(_field(value, "arguments"))
+        )
     if kind == "tool_use":
         return ModelCall("anthropic", _text(value, "id"), _text(value, "name"), _object(_field(value, "input")))
     if function is not None:

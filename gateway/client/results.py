@@ -37,6 +37,10 @@ def result_info(path: str, response: httpx2.Response) -> ResultInfo:
     headers = response.headers
     whole = headers.get("content-range", "").rpartition("/")[2] or headers.get("content-length", "0")
     modified = headers.get("last-modified")
-    return ResultInfo(key=path.partition("/results/")[2], bytes=int(whole), media_type=headers.get("content-type", ""),
-                      sha256=headers.get("etag", "").strip('"'),
-                      created=parsedate_to_datetime(modified).timestamp() if modified else None)
+    return ResultInfo(
+        key=path.partition("/results/")[2],
+        bytes=int(whole),
+        media_type=headers.get("content-type", ""),
+        sha256=headers.get("etag", "").strip('"'),
+        created=parsedate_to_datetime(modified).timestamp() if modified else None,
+    )

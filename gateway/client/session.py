@@ -62,21 +62,44 @@ class Session:
 
     # calls
 
-    async def call(self, tool: str, arguments: Mapping[str, Any] | None = None, *, call_id: str | None = None,
-                   turn_id: str | None = None, idempotency_key: str | None = None) -> ToolResult:
+    async def call(
+        self,
+        tool: str,
+        arguments: Mapping[str, Any] | None = None,
+        *,
+        call_id: str | None = None,
+        turn_id: str | None = None,
+        idempotency_key: str | None = None,
+    ) -> ToolResult:
         """Run a tool to its end. Cancelling this cancels the call, unless it has an idempotency key.
 
         Raises Refused for what never became a call, ConnectionLost where the answer did not arrive.
         """
         return await self._connection._ask(
-            ToolResult, "POST", f"{self._path}/calls", body=_call_body(tool, arguments, call_id, turn_id),
-            headers=_key_header(idempotency_key), timeout=LONG)
+            ToolResult,
+            "POST",
+            f"{self._path}/calls",
+            body=_call_body(tool, arguments, call_id, turn_id),
+            headers=_key_header(idempotency_key),
+            timeout=LONG,
+        )
 
-    def stream(self, tool: str, arguments: Mapping[str, Any] | None = None, *, call_id: str | None = None,
-               turn_id: str | None = None, idempotency_key: str | None = None) -> StreamedCall:
+    def stream(
+        self,
+        tool: str,
+        arguments: Mapping[str, Any] | None = None,
+        *,
+        call_id: str | None = None,
+        turn_id: str | None = None,
+        idempotency_key: str | None = None,
+    ) -> StreamedCall:
         """The same, with its output as it comes: enter it, iterate it, then look at its `result`."""
-        return StreamedCall(self._connection, f"{self._path}/calls", _call_body(tool, arguments, call_id, turn_id),
-                            _key_header(idempotency_key))
+        return StreamedCall(
+            self._connection,
+            f"{self._path}/calls",
+            _call_body(tool, arguments, call_id, turn_id),
+            _key_header(idempotency_key),
+        )
 
     async def tools(self, format: Literal["mcp", "openai", "anthropic"] = "mcp") -> list[dict[str, Any]]:
         """What this session may call, in the shape that a model's API takes."""
@@ -98,8 +121,9 @@ class Session:
 
     async def calls(self, *, after: int = 0, limit: int = 1000) -> tuple[CallRecord, ...]:
         """Records in order, at most 1000; ask again with `after` = the last `sequence` for more."""
-        return (await self._connection._ask(CallList, "GET", f"{self._path}/calls",
-                                            params={"after": after, "limit": limit})).calls
+        return (
+            await self._connection._ask(CallList, "GET", f"{self._path}/calls", params={"after": after, "limit": limit})
+        ).calls
 
     async def call_record(self, call_id: str) -> CallRecord:
         """One call's record; `call_id` is the gateway's (`ToolResult.id`)."""
@@ -132,8 +156,9 @@ class Session:
         "executable" arrives.
         """
         local = Path(local_path)
-        async with self._connection._open("GET", self._files(remote), headers={"accept": TAR},
-                                          timeout=LONG) as response:
+        async with self._connection._open(
+            "GET", self._files(remote), headers={"accept": TAR}, timeout=LONG
+        ) as response:
             if media_type(response) == TAR:
                 await unpack(response, local)
                 return
@@ -154,8 +179,9 @@ class Session:
 
     async def files(self, path: str = ".", *, recursive: bool = False) -> FileList:
         """What is in a folder, or below it. The `path` of each entry is its exact one, as `read_file` takes it."""
-        async with self._connection._open("GET", self._files(path), params={"recursive": recursive},
-                                          timeout=LONG) as response:
+        async with self._connection._open(
+            "GET", self._files(path), params={"recursive": recursive}, timeout=LONG
+        ) as response:
             if media_type(response) != JSON:
                 raise Refused(422, "invalid_path", f"{path}: not a folder", "Read it with read_file().")
             listed = self._connection._parsed(FileList, await response.aread())
@@ -166,10 +192,12 @@ class Session:
         async with self._connection._open("DELETE", self._files(path), params={"recursive": recursive}, timeout=LONG):
             pass
 
-    async def _put(self, path: str, content: bytes | AsyncIterator[bytes], headers: Mapping[str, str] | None = None
-                   ) -> int:
-        written = await self._connection._ask(Written, "PUT", self._files(path), content=content, headers=headers,
-                                              timeout=LONG)
+    async def _put(
+        self, path: str, content: bytes | AsyncIterator[bytes], headers: Mapping[str, str] | None = None
+    ) -> int:
+        written = await self._connection._ask(
+            Written, "PUT", self._files(path), content=content, headers=headers, timeout=LONG
+        )
         return written.files
 
     def _files(self, path: str) -> str:
@@ -220,8 +248,9 @@ class Session:
             return result_info(path, response)
 
 
-def _call_body(tool: str, arguments: Mapping[str, Any] | None, call_id: str | None,
-               turn_id: str | None) -> dict[str, Any]:
+def _call_body(
+    tool: str, arguments: Mapping[str, Any] | None, call_id: str | None, turn_id: str | None
+) -> dict[str, Any]:
     return {"tool": tool, "arguments": dict(arguments or {}), "call_id": call_id, "turn_id": turn_id}
 
 

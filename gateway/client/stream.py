@@ -91,8 +91,9 @@ class StreamedCall:
     async def _connect(self, method: str, path: str, headers: Mapping[str, str], **request: Any) -> None:
         """Open a stream and read its first event, which names the call."""
         async with AsyncExitStack() as stack:
-            response = await stack.enter_async_context(self._connection._open(
-                method, path, headers={**headers, "accept": _EVENTS}, timeout=_STREAM, **request))
+            response = await stack.enter_async_context(
+                self._connection._open(method, path, headers={**headers, "accept": _EVENTS}, timeout=_STREAM, **request)
+            )
             self._events = await stack.enter_async_context(aclosing(_server_events(response)))
             self.id = self._connection._parsed(Accepted, (await self._event()).data).id
             self._stack = stack.pop_all()

@@ -20,6 +20,7 @@ from stores import NeverOffload, OffloadPolicy, ResultStore, StoreError, pointer
 
 logger = logging.getLogger(__name__)
 
+
 @dataclass(frozen=True, slots=True)
 class Offloaded:
     """A result after offloading, the rows that index what was stored, and what was decided."""
@@ -54,8 +55,9 @@ class Rules:
         best = min(place for place, _ in ranked)
         first, *others = [rule for place, rule in ranked if place == best]
         if others:
-            raise SettingsError(f"offload.rules: two rules match the tool {tool!r} equally well",
-                                "Name the tool in one of them only.")
+            raise SettingsError(
+                f"offload.rules: two rules match the tool {tool!r} equally well", "Name the tool in one of them only."
+            )
         return first.policy
 
 
@@ -81,7 +83,9 @@ class SpoolSize:
 class Offload:
     """Stores what the rules say, under `sandgate://<session>/results/<key>`."""
 
-    def __init__(self, rules: Rules, results: ResultStore, *, preview_characters: int, retention_seconds: float) -> None:
+    def __init__(
+        self, rules: Rules, results: ResultStore, *, preview_characters: int, retention_seconds: float
+    ) -> None:
         self._rules = rules
         self._results = results
         self._preview = preview_characters
@@ -107,24 +111,37 @@ class Offload:
             return policy.should_offload(tool, SpoolSize(spool), None)
         return await anyio.to_thread.run_sync(policy.should_offload, tool, SpoolSize(spool), None)
 
-    async def _store(self, call: ToolCall, done: Offloaded, stream: Stream, spool: Spool, *,
-                     show_uri: bool) -> Offloaded:
+    async def _store(
+        self, call: ToolCall, done: Offloaded, stream: Stream, spool: Spool, *, show_uri: bool
+    ) -> Offloaded:
         started = time.perf_counter()
         try:
             row = await self.keep(call, stream, spool)
         except StoreError as error:
             logger.warning("call %s of session %s: result not stored: %s", call.id, call.session_id, error)
             note = f"{stream} could not be stored ({error.message}); what is shown here is all that is left"
-            return Offloaded(done.result.model_copy(update={"notes": (*done.result.notes, note)}), done.rows,
-                             (*done.decisions, _record("store failed", error.message, started)))
+            return Offloaded(
+                done.result.model_copy(update={"notes": (*done.result.notes, note)}),
+                done.rows,
+                (*done.decisions, _record("store failed", error.message, started)),
+            )
         uri = self._results.store_uri(call.session_id, row.key) if show_uri else None
-        reference = Reference(reference=f"sandgate://{call.session_id}/results/{row.key}", stream=stream,
-                              bytes=row.bytes, media_type=row.media_type, sha256=row.sha256, store_uri=uri)
+        reference = Reference(
+            reference=f"sandgate://{call.session_id}/results/{row.key}",
+            stream=stream,
+            bytes=row.bytes,
+            media_type=row.media_type,
+            sha256=row.sha256,
+            store_uri=uri,
+        )
         block = TextBlock(text=await self._pointer(reference, spool), stream=stream)
-        result = done.result.model_copy(update={
-            "content": _replaced(done.result.content, stream, block),
-            "references": (*done.result.references, reference),
-            "notes": done.result.notes + _cut_note(stream, spool)})
+        result = done.result.model_copy(
+            update={
+                "content": _replaced(done.result.content, stream, block),
+                "references": (*done.result.references, reference),
+                "notes": done.result.notes + _cut_note(stream, spool),
+            }
+        )
         return Offloaded(result, (*done.rows, row), (*done.decisions, _record("stored", row.key, started)))
 
     async def keep(self, call: ToolCall, stream: Stream, spool: Spool) -> ResultRow:
@@ -133,19 +150,34 @@ class Offload:
         text = is_text(await spool.read(0, 64 * 1024))
         media_type = "text/plain; charset=utf-8" if text else "application/octet-stream"
         if spool.path is not None:
-            await self._results.put_file(call.session_id, key, spool.path, media_type, sha256=spool.sha256,
-                                         size=spool.kept)
+            await self._results.put_file(
+                call.session_id, key, spool.path, media_type, sha256=spool.sha256, size=spool.kept
+            )
         else:
             await self._results.put(call.session_id, key, await spool.read(0, spool.kept), media_type)
         now = time.time()
-        return ResultRow(session_id=call.session_id, key=key, call_id=call.id, stream=stream, bytes=spool.kept,
-                         media_type=media_type, sha256=spool.sha256, created=now, expires=now + self._retention)
+        return ResultRow(
+            session_id=call.session_id,
+            key=key,
+            call_id=call.id,
+            stream=stream,
+            bytes=spool.kept,
+            media_type=media_type,
+            sha256=spool.sha256,
+            created=now,
+            expires=now + self._retention,
+        )
 
     async def _pointer(self, reference: Reference, spool: Spool) -> str:
         head, tail = await spool.head_and_tail(max(8 * self._preview, 8))
         text = preview(decode_head(head), decode_tail(tail), max_characters=self._preview, cut=bool(tail))
-        return pointer(reference.reference, stream=reference.stream, bytes=reference.bytes,
-                       media_type=reference.media_type, preview=text)
+        return pointer(
+            reference.reference,
+            stream=reference.stream,
+            bytes=reference.bytes,
+            media_type=reference.media_type,
+            preview=text,
+        )
 
 
 def _replaced(content: Sequence[TextBlock], stream: Stream, block: TextBlock) -> tuple[TextBlock, ...]:
@@ -160,5 +192,10 @@ def _cut_note(stream: Stream, spool: Spool) -> tuple[str, ...]:
 
 
 def _record(decision: str, reason: str, started: float) -> DecisionRecord:
-    return DecisionRecord(hook="offload", point="post_tool_call", decision=decision, reason=reason,
-                          duration_ms=round((time.perf_counter() - started) * 1000, 3))
+    return DecisionRecord(
+        hook="offload",
+        point="post_tool_call",
+        decision=decision,
+        reason=reason,
+        duration_ms=round((time.perf_counter() - started) * 1000, 3),
+    )

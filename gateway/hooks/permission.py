@@ -49,13 +49,17 @@ _POLICY: TypeAdapter[PermissionPolicy | Mode] = TypeAdapter(PermissionPolicy | M
 def session_policy(value: Any) -> PermissionPolicy:
     """Read a session's `permission`: a mode or a policy. Raises Unprocessable naming what is wrong."""
     if value == "ask" or (isinstance(value, dict) and "ask" in str(value.get("otherwise"))):
-        raise Unprocessable("permission: 'ask' needs approvals, which this version does not have",
-                            "Use 'auto', 'deny' or rules with these outcomes.")
+        raise Unprocessable(
+            "permission: 'ask' needs approvals, which this version does not have",
+            "Use 'auto', 'deny' or rules with these outcomes.",
+        )
     if isinstance(value, str) and value not in STRICTNESS:
         raise Unprocessable("permission: no such mode", "Give 'auto', 'deny' or a policy with rules.")
     try:
         parsed = _POLICY.validate_python(value)
     except ValidationError as error:
-        raise Unprocessable(f"permission: {error.errors()[0]['msg']}",
-                            "Give 'auto', 'deny' or {otherwise, rules: [{tools, otherwise}]}.") from error
+        raise Unprocessable(
+            f"permission: {error.errors()[0]['msg']}",
+            "Give 'auto', 'deny' or {otherwise, rules: [{tools, otherwise}]}.",
+        ) from error
     return PermissionPolicy(otherwise=parsed) if isinstance(parsed, str) else parsed

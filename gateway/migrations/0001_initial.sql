@@ -35,7 +35,7 @@ CREATE TABLE calls (
     decisions           TEXT,
     answer              TEXT,
     PRIMARY KEY (session_id, id)
-) STRICT;
+) STRICT, WITHOUT ROWID;
 
 CREATE UNIQUE INDEX calls_by_key ON calls (session_id, idempotency_key) WHERE idempotency_key IS NOT NULL;
 CREATE INDEX calls_unfinished ON calls (finished) WHERE finished IS NULL;
@@ -53,4 +53,4 @@ CREATE TABLE results (
     deleted    REAL,
     withheld   INTEGER NOT NULL DEFAULT 0,
     PRIMARY KEY (session_id, key)
-) STRICT;
+) STRICT, WITHOUT ROWID;

@@ -24,8 +24,9 @@ class FunctionTool:
     aliases: ClassVar[tuple[Alias, ...]] = ()
     needs_sandbox: ClassVar[bool] = False
 
-    def __init__(self, function: Callable[..., Any], definition: ToolDefinition, model: type[BaseModel], *,
-                 wants_context: bool) -> None:
+    def __init__(
+        self, function: Callable[..., Any], definition: ToolDefinition, model: type[BaseModel], *, wants_context: bool
+    ) -> None:
         self._function = function
         self._definition = definition
         self._model = model
@@ -41,9 +42,14 @@ class FunctionTool:
             if parameter.name == CONTEXT_PARAMETER:
                 continue
             if parameter.annotation is parameter.empty or parameter.kind in (
-                    parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
-                raise SettingsError(f"tool {name!r}: parameter {parameter.name!r} has no annotation, or is variable",
-                                    "Annotate each parameter; its schema comes from that.")
+                parameter.VAR_POSITIONAL,
+                parameter.VAR_KEYWORD,
+                parameter.POSITIONAL_ONLY,
+            ):
+                raise SettingsError(
+                    f"tool {name!r}: parameter {parameter.name!r} has no annotation, or is variable",
+                    "Annotate each parameter; its schema comes from that.",
+                )
             default = ... if parameter.default is parameter.empty else parameter.default
             fields[parameter.name] = (parameter.annotation, default)
         description = inspect.getdoc(function)
@@ -51,8 +57,9 @@ class FunctionTool:
             raise SettingsError(f"tool {name!r} has no docstring", "Say in it what a model must know.")
         model = create_model(name, __config__=ConfigDict(extra="forbid"), **fields)
         schema = model.model_json_schema()
-        definition = ToolDefinition(name=name, description=description, parameters=schema, source=source,
-                                    open_world=True)
+        definition = ToolDefinition(
+            name=name, description=description, parameters=schema, source=source, open_world=True
+        )
         return cls(function, definition, model, wants_context=CONTEXT_PARAMETER in signature.parameters)
 
     @property

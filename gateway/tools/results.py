@@ -20,26 +20,40 @@ class ReadResult:
     needs_sandbox: ClassVar[bool] = False
     definition: ClassVar[ToolDefinition] = ToolDefinition(
         name="read_result",
-        description=(f"Read a stored result of this session, at most {PAGE_BYTES:,} bytes a call: from a byte offset, "
-                     'by lines ("1-200"), or the lines that match a regular expression (RE2). save_to writes all of '
-                     "it into a file of the workspace instead."),
+        description=(
+            f"Read a stored result of this session, at most {PAGE_BYTES:,} bytes a call: from a byte offset, "
+            'by lines ("1-200"), or the lines that match a regular expression (RE2). save_to writes all of '
+            "it into a file of the workspace instead."
+        ),
         parameters={
-            "type": "object", "additionalProperties": False, "required": ["reference"],
+            "type": "object",
+            "additionalProperties": False,
+            "required": ["reference"],
             "properties": {
                 "reference": {"type": "string", "minLength": 1, "description": "sandgate://... as a result gave it."},
                 "offset": {"type": "integer", "minimum": 0, "description": "First byte; default 0."},
-                "lines": {"type": "string", "pattern": r"^\d{1,12}(-\d{1,12})?$",
-                          "description": "A line or a range of lines, from 1."},
+                "lines": {
+                    "type": "string",
+                    "pattern": r"^\d{1,12}(-\d{1,12})?$",
+                    "description": "A line or a range of lines, from 1.",
+                },
                 "grep": {"type": "string", "minLength": 1, "description": "Show only lines that match."},
                 "save_to": {"type": "string", "minLength": 1, "description": "Path of a file in the workspace."},
-            }},
-        read_only=True, destructive=False)
+            },
+        },
+        read_only=True,
+        destructive=False,
+    )
 
     async def run(self, arguments: Arguments, ctx: ToolContext) -> Outcome:
         ways = [name for name in ("offset", "lines", "grep", "save_to") if name in arguments]
         if len(ways) > 1:
-            return Outcome("invalid", code="invalid_arguments", message=f"{' and '.join(ways)} exclude each other",
-                           remedy="Give one of them.")
+            return Outcome(
+                "invalid",
+                code="invalid_arguments",
+                message=f"{' and '.join(ways)} exclude each other",
+                remedy="Give one of them.",
+            )
         reference = str(arguments["reference"])
         match ways:
             case ["lines"]:

@@ -34,20 +34,29 @@ def _count(description: str, minimum: int = 0) -> dict[str, Any]:
 
 _FILE_PATH: Final = _text("Path of the file, absolute or relative to /workspace.", minLength=1)
 _FOLDER: Final = _text("Folder to look in; default: the workspace.", minLength=1)
-_TIMEOUT: Final = {"type": "number", "exclusiveMinimum": 0,
-                   "description": "Seconds until the command and everything it started is ended."}
+_TIMEOUT: Final = {
+    "type": "number",
+    "exclusiveMinimum": 0,
+    "description": "Seconds until the command and everything it started is ended.",
+}
 
 
-async def run_command(argv: Sequence[str], arguments: Arguments, ctx: ToolContext, *,
-                      default_seconds: float | None = None) -> Outcome:
+async def run_command(
+    argv: Sequence[str], arguments: Arguments, ctx: ToolContext, *, default_seconds: float | None = None
+) -> Outcome:
     """Run a program in the session's sandbox under the call's time limit; what it prints goes to the sinks."""
     seconds = float(str(arguments.get("timeout_s") or default_seconds or ctx.timeout_seconds))
-    if seconds > ctx.max_timeout_seconds:
-        return Outcome("invalid", code="invalid_arguments", message=f"timeout_s: {seconds:g} is over the limit",
-                       remedy=f"At most {ctx.max_timeout_seconds:g} seconds are allowed here.")
+    if not 0 < seconds <= ctx.max_timeout_seconds:  # NaN is neither
+        return Outcome(
+            "invalid",
+            code="invalid_arguments",
+            message=f"timeout_s: {seconds:g} is not within the limit",
+            remedy=f"At most {ctx.max_timeout_seconds:g} seconds are allowed here.",
+        )
     sandbox = await ctx.sandbox()
-    result = await sandbox.exec(argv, cwd=str(arguments.get("cwd") or WORKSPACE), timeout_seconds=seconds,
-                                stdout=ctx.stdout, stderr=ctx.stderr)
+    result = await sandbox.exec(
+        argv, cwd=str(arguments.get("cwd") or WORKSPACE), timeout_seconds=seconds, stdout=ctx.stdout, stderr=ctx.stderr
+    )
     return outcome_of(result, seconds)
 
 
@@ -57,21 +66,42 @@ def outcome_of(result: ExecResult, seconds: float) -> Outcome:
     notes = end.notes
     if result.timed_out:
         left = f" with its {end.killed} child process{'es' * (end.killed != 1)}" if end.killed else ""
-        return Outcome("timeout", code="tool_timeout", message=f"ended after {seconds:g} s, killed{left}",
-                       remedy="Ask for more with timeout_s, or do less at a time.", notes=notes)
+        return Outcome(
+            "timeout",
+            code="tool_timeout",
+            message=f"ended after {seconds:g} s, killed{left}",
+            remedy="Ask for more with timeout_s, or do less at a time.",
+            notes=notes,
+        )
     match end.how:
         case "exit":
             return Outcome("ok" if end.code == 0 else "exit", exit_code=end.code, notes=notes)
         case "signal":
             name = f"signal {end.code}" if end.code else "a signal; no exit status was seen"
-            return Outcome("signal", code="command_failed", message=f"ended by {name}", notes=notes,
-                           structured={"signal": end.code})
+            return Outcome(
+                "signal",
+                code="command_failed",
+                message=f"ended by {name}",
+                notes=notes,
+                structured={"signal": end.code},
+            )
         case "oom":
-            return Outcome("oom", code="command_failed", message="ended by the kernel: out of memory", notes=notes,
-                           remedy="Use less memory, or ask the operator for a higher limit.")
+            return Outcome(
+                "oom",
+                code="command_failed",
+                message="ended by the kernel: out of memory",
+                notes=notes,
+                remedy="Use less memory, or ask the operator for a higher limit.",
+            )
         case "pids":
-            return Outcome("pids", exit_code=end.code or None, code="command_failed", notes=notes,
-                           message="the limit of processes was reached", remedy="Start fewer processes at a time.")
+            return Outcome(
+                "pids",
+                exit_code=end.code or None,
+                code="command_failed",
+                notes=notes,
+                message="the limit of processes was reached",
+                remedy="Start fewer processes at a time.",
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,13 +117,20 @@ class Bash:
     )
     definition: ClassVar[ToolDefinition] = ToolDefinition(
         name="bash",
-        description=("Run a shell command in the sandbox. Each call is a new shell in /workspace: files stay, the "
-                     "current directory and variables do not, and what is started with & ends with the call. A "
-                     "non-zero exit code is a result, not an error. Large output is stored and comes back as a "
-                     "preview with a reference for read_result."),
-        parameters=_schema(["command"], command=_text("The command line.", minLength=1), timeout_s=_TIMEOUT,
-                           cwd=_text("Folder to start in; default: /workspace.", minLength=1)),
-        open_world=True)
+        description=(
+            "Run a shell command in the sandbox. Each call is a new shell in /workspace: files stay, the "
+            "current directory and variables do not, and what is started with & ends with the call. A "
+            "non-zero exit code is a result, not an error. Large output is stored and comes back as a "
+            "preview with a reference for read_result."
+        ),
+        parameters=_schema(
+            ["command"],
+            command=_text("The command line.", minLength=1),
+            timeout_s=_TIMEOUT,
+            cwd=_text("Folder to start in; default: /workspace.", minLength=1),
+        ),
+        open_world=True,
+    )
 
     async def run(self, arguments: Arguments, ctx: ToolContext) -> Outcome:
         return await run_command(["bash", "-c", str(arguments["command"])], arguments, ctx)
@@ -107,9 +144,13 @@ class Python:
     aliases: ClassVar[tuple[Alias, ...]] = (Alias("code_execution"), Alias("Python"))
     definition: ClassVar[ToolDefinition] = ToolDefinition(
         name="python",
-        description=("Run Python code in the sandbox, in a new interpreter in /workspace. Print what you want to see. "
-                     "Files stay between calls, variables do not."),
-        parameters=_schema(["code"], code=_text("The program."), timeout_s=_TIMEOUT), open_world=True)
+        description=(
+            "Run Python code in the sandbox, in a new interpreter in /workspace. Print what you want to see. "
+            "Files stay between calls, variables do not."
+        ),
+        parameters=_schema(["code"], code=_text("The program."), timeout_s=_TIMEOUT),
+        open_world=True,
+    )
 
     async def run(self, arguments: Arguments, ctx: ToolContext) -> Outcome:
         return await run_command(["python3", "-c", str(arguments["code"])], arguments, ctx)
@@ -120,8 +161,9 @@ async def _read_text(sandbox: Sandbox, path: str) -> str:
     async for chunk in sandbox.read(path, 0, MAX_TEXT_FILE + 1):
         content += chunk
     if len(content) > MAX_TEXT_FILE:
-        raise FileRefused(f"{path}: over {MAX_TEXT_FILE >> 20} MiB", "Use bash: sed -n, head, rg.",
-                          code="content_too_large")
+        raise FileRefused(
+            f"{path}: over {MAX_TEXT_FILE >> 20} MiB", "Use bash: sed -n, head, rg.", code="content_too_large"
+        )
     try:
         return content.decode()
     except UnicodeDecodeError:
@@ -140,11 +182,19 @@ class ReadFile:
     aliases: ClassVar[tuple[Alias, ...]] = (Alias("Read", (("pages", None),)), Alias("view", (("path", "file_path"),)))
     definition: ClassVar[ToolDefinition] = ToolDefinition(
         name="read_file",
-        description=(f"Read a text file as numbered lines. Pages by itself: at most {READ_LINES} lines and "
-                     f"{MAX_PAGE:,} characters a call; go on with offset. Lines are cut at {MAX_LINE:,} characters."),
-        parameters=_schema(["file_path"], file_path=_FILE_PATH, offset=_count("First line, from 1.", 1),
-                           limit=_count("How many lines.", 1)),
-        read_only=True, destructive=False)
+        description=(
+            f"Read a text file as numbered lines. Pages by itself: at most {READ_LINES} lines and "
+            f"{MAX_PAGE:,} characters a call; go on with offset. Lines are cut at {MAX_LINE:,} characters."
+        ),
+        parameters=_schema(
+            ["file_path"],
+            file_path=_FILE_PATH,
+            offset=_count("First line, from 1.", 1),
+            limit=_count("How many lines.", 1),
+        ),
+        read_only=True,
+        destructive=False,
+    )
 
     async def run(self, arguments: Arguments, ctx: ToolContext) -> Outcome:
         sandbox = await ctx.sandbox()
@@ -152,7 +202,7 @@ class ReadFile:
         lines = (await _read_text(sandbox, path)).split("\n")
         if lines[-1] == "":
             lines.pop()
-        wanted = lines[first - 1: first - 1 + min(int(str(arguments.get("limit", READ_LINES))), READ_LINES)]
+        wanted = lines[first - 1 : first - 1 + min(int(str(arguments.get("limit", READ_LINES))), READ_LINES)]
         page, size = [], 0
         for number, line in enumerate(wanted, start=first):
             shown = f"{number:6d}\t{line[:MAX_LINE]}\n"
@@ -172,11 +222,14 @@ class WriteFile:
 
     needs_sandbox: ClassVar[bool] = True
     aliases: ClassVar[tuple[Alias, ...]] = (
-        Alias("Write"), Alias("create", (("path", "file_path"), ("file_text", "content"))))
+        Alias("Write"),
+        Alias("create", (("path", "file_path"), ("file_text", "content"))),
+    )
     definition: ClassVar[ToolDefinition] = ToolDefinition(
         name="write_file",
         description="Write a file, replacing it if it is there; parent folders are made.",
-        parameters=_schema(["file_path", "content"], file_path=_FILE_PATH, content=_text("The whole content.")))
+        parameters=_schema(["file_path", "content"], file_path=_FILE_PATH, content=_text("The whole content.")),
+    )
 
     async def run(self, arguments: Arguments, ctx: ToolContext) -> Outcome:
         sandbox = await ctx.sandbox()
@@ -192,15 +245,23 @@ class EditFile:
 
     needs_sandbox: ClassVar[bool] = True
     aliases: ClassVar[tuple[Alias, ...]] = (
-        Alias("Edit"), Alias("str_replace", (("path", "file_path"), ("old_str", "old_string"), ("new_str", "new_string"))))
+        Alias("Edit"),
+        Alias("str_replace", (("path", "file_path"), ("old_str", "old_string"), ("new_str", "new_string"))),
+    )
     definition: ClassVar[ToolDefinition] = ToolDefinition(
         name="edit_file",
-        description=("Replace old_string by new_string in a text file. Fails unless old_string is there exactly once, "
-                     "or replace_all is true."),
-        parameters=_schema(["file_path", "old_string", "new_string"], file_path=_FILE_PATH,
-                           old_string=_text("What to replace, exactly.", minLength=1),
-                           new_string=_text("What to put there."),
-                           replace_all={"type": "boolean", "description": "Replace every place; default: false."}))
+        description=(
+            "Replace old_string by new_string in a text file. Fails unless old_string is there exactly once, "
+            "or replace_all is true."
+        ),
+        parameters=_schema(
+            ["file_path", "old_string", "new_string"],
+            file_path=_FILE_PATH,
+            old_string=_text("What to replace, exactly.", minLength=1),
+            new_string=_text("What to put there."),
+            replace_all={"type": "boolean", "description": "Replace every place; default: false."},
+        ),
+    )
 
     async def run(self, arguments: Arguments, ctx: ToolContext) -> Outcome:
         sandbox = await ctx.sandbox()
@@ -208,9 +269,13 @@ class EditFile:
         text = await _read_text(sandbox, path)
         found = text.count(old)
         if found != 1 and not (found and arguments.get("replace_all")):
-            raise FileRefused(f"{path}: old_string is there {found} times", code="search_replace_failed",
-                              remedy="Quote the place exactly, with more of its surroundings, or set replace_all."
-                              if found else "Read the file and quote the place exactly, with its white space.")
+            raise FileRefused(
+                f"{path}: old_string is there {found} times",
+                code="search_replace_failed",
+                remedy="Quote the place exactly, with more of its surroundings, or set replace_all."
+                if found
+                else "Read the file and quote the place exactly, with its white space.",
+            )
         mode = (await sandbox.list(path)).entries[0].mode & 0o777
         if await _read_text(sandbox, path) != text:
             raise FileRefused(f"{path}: changed meanwhile", "Read it again.", code="file_changed")
@@ -226,8 +291,12 @@ class Ls:
     needs_sandbox: ClassVar[bool] = True
     aliases: ClassVar[tuple[Alias, ...]] = (Alias("LS"),)
     definition: ClassVar[ToolDefinition] = ToolDefinition(
-        name="ls", description=f"List a folder: kind, size and name of at most {MAX_ENTRIES:,} entries.",
-        parameters=_schema([], path=_FOLDER), read_only=True, destructive=False)
+        name="ls",
+        description=f"List a folder: kind, size and name of at most {MAX_ENTRIES:,} entries.",
+        parameters=_schema([], path=_FOLDER),
+        read_only=True,
+        destructive=False,
+    )
 
     async def run(self, arguments: Arguments, ctx: ToolContext) -> Outcome:
         sandbox = await ctx.sandbox()
@@ -249,10 +318,14 @@ class Glob:
     aliases: ClassVar[tuple[Alias, ...]] = (Alias("Glob"),)
     definition: ClassVar[ToolDefinition] = ToolDefinition(
         name="glob",
-        description=("Find files by a pattern such as **/*.py (** is any depth, * one name), the newest first, at most "
-                     f"{MAX_ENTRIES:,}."),
+        description=(
+            "Find files by a pattern such as **/*.py (** is any depth, * one name), the newest first, at most "
+            f"{MAX_ENTRIES:,}."
+        ),
         parameters=_schema(["pattern"], pattern=_text("The pattern, relative to path.", minLength=1), path=_FOLDER),
-        read_only=True, destructive=False)
+        read_only=True,
+        destructive=False,
+    )
 
     async def run(self, arguments: Arguments, ctx: ToolContext) -> Outcome:
         sandbox = await ctx.sandbox()
@@ -271,40 +344,63 @@ class Grep:
 
     needs_sandbox: ClassVar[bool] = True
     aliases: ClassVar[tuple[Alias, ...]] = (
-        Alias("Grep", (("-i", "ignore_case"), ("-n", None), ("head_limit", "max_matches"), ("-C", "context"))),)
+        Alias("Grep", (("-i", "ignore_case"), ("-n", None), ("head_limit", "max_matches"), ("-C", "context"))),
+    )
     definition: ClassVar[ToolDefinition] = ToolDefinition(
         name="grep",
-        description=("Search files for a regular expression (ripgrep's). Shows path:line:text, at most max_matches "
-                     "lines (default 250). Files named in .gitignore and hidden files are searched too."),
+        description=(
+            "Search files for a regular expression (ripgrep's). Shows path:line:text, at most max_matches "
+            "lines (default 250). Files named in .gitignore and hidden files are searched too."
+        ),
         parameters=_schema(
-            ["pattern"], pattern=_text("The regular expression.", minLength=1), path=_FOLDER,
+            ["pattern"],
+            pattern=_text("The regular expression.", minLength=1),
+            path=_FOLDER,
             glob=_text("Only files whose name matches, such as *.py.", minLength=1),
             output_mode={"enum": ["content", "files_with_matches", "count"], "description": "Default: content."},
-            ignore_case={"type": "boolean"}, context=_count("Lines around each match."),
-            max_matches=_count("Most lines to show.", 1)),
-        read_only=True, destructive=False)
+            ignore_case={"type": "boolean"},
+            context=_count("Lines around each match."),
+            max_matches=_count("Most lines to show.", 1),
+        ),
+        read_only=True,
+        destructive=False,
+    )
 
     async def run(self, arguments: Arguments, ctx: ToolContext) -> Outcome:
         page = Page(ctx.stdout, int(str(arguments.get("max_matches", 250))))
         sandbox = await ctx.sandbox()
-        result = await sandbox.exec(_rg(arguments), stdout=page, stderr=ctx.stderr, cwd=WORKSPACE,
-                                    timeout_seconds=ctx.timeout_seconds)
+        result = await sandbox.exec(
+            _rg(arguments), stdout=page, stderr=ctx.stderr, cwd=WORKSPACE, timeout_seconds=ctx.timeout_seconds
+        )
         notes = ("more matches were left out; narrow the pattern or the path",) if page.cut else ()
         if result.timed_out or result.exit.how != "exit":
             return outcome_of(result, ctx.timeout_seconds)
         if result.exit.code == 1:
             return Outcome(notes=("no match",))
         if result.exit.code == 2 and not page.lines:
-            return Outcome("failed", code="command_failed", message="the search failed; stderr says why",
-                           remedy="Check the pattern and the path.")
+            return Outcome(
+                "failed",
+                code="command_failed",
+                message="the search failed; stderr says why",
+                remedy="Check the pattern and the path.",
+            )
         return Outcome(notes=notes)
 
 
 def _rg(arguments: Arguments) -> list[str]:
     mode = {"files_with_matches": ["--files-with-matches"], "count": ["--count"]}
-    argv = ["rg", "--no-config", "--color=never", "--no-heading", "--hidden", "--no-ignore", "--sort=path",
-            f"--max-columns={MAX_LINE}", "--max-columns-preview",
-            *mode.get(str(arguments.get("output_mode")), ["--line-number", "--with-filename"])]
+    argv = [
+        "rg",
+        "--no-config",
+        "--color=never",
+        "--no-heading",
+        "--hidden",
+        "--no-ignore",
+        "--sort=path",
+        f"--max-columns={MAX_LINE}",
+        "--max-columns-preview",
+        *mode.get(str(arguments.get("output_mode")), ["--line-number", "--with-filename"]),
+    ]
     if arguments.get("ignore_case"):
         argv.append("--ignore-case")
     if arguments.get("context"):
@@ -371,5 +467,4 @@ def _plain(value: JsonValue) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-SANDBOX_TOOLS: Final[tuple[Tool, ...]] = (
-    Bash(), Python(), ReadFile(), WriteFile(), EditFile(), Ls(), Glob(), Grep())
+SANDBOX_TOOLS: Final[tuple[Tool, ...]] = (Bash(), Python(), ReadFile(), WriteFile(), EditFile(), Ls(), Glob(), Grep())

@@ -88,10 +88,14 @@ class CollectWorkspace(SandboxHook):
             raise
         finally:
             self.report = CollectReport(
-                to=self._target.name, files=len(manifest.files), bytes=sum(one.bytes for one in manifest.files),
-                complete=manifest.complete, error=error,
+                to=self._target.name,
+                files=len(manifest.files),
+                bytes=sum(one.bytes for one in manifest.files),
+                complete=manifest.complete,
+                error=error,
                 manifest=None if error else self._target.reference(MANIFEST_KEY),
-                skipped=tuple(f"{one['path']}: {one['reason']}" for one in manifest.skipped))
+                skipped=tuple(f"{one['path']}: {one['reason']}" for one in manifest.skipped),
+            )
 
     async def _take_all(self, sandbox: Sandbox, manifest: Manifest) -> None:
         listing = await sandbox.list(recursive=True)
@@ -122,9 +126,16 @@ class CollectWorkspace(SandboxHook):
             manifest.skip(entry.path, f"not stored: {error.message}")
             return 0
         exact = entry.path.encode(errors="surrogateescape")
-        manifest.files.append(Collected(
-            path=printable(entry.path), path_base64=_base64_unless_text(exact), key=key, bytes=stored.bytes,
-            sha256=stored.sha256, mode=oct(entry.mode & 0o777)))
+        manifest.files.append(
+            Collected(
+                path=printable(entry.path),
+                path_base64=_base64_unless_text(exact),
+                key=key,
+                bytes=stored.bytes,
+                sha256=stored.sha256,
+                mode=oct(entry.mode & 0o777),
+            )
+        )
         return stored.bytes
 
 

@@ -51,10 +51,21 @@ def _tests() -> Figure:
 
 
 def _machine() -> dict[str, str]:
-    cpu = next((line.partition(":")[2].strip() for line in Path("/proc/cpuinfo").read_text().splitlines()
-                if line.startswith("model name")), platform.processor())
-    return {"cpu": cpu, "cores": str(os.cpu_count()), "kernel": platform.release(), "python": platform.python_version(),
-            "user": "root" if os.geteuid() == 0 else "ordinary"}
+    cpu = next(
+        (
+            line.partition(":")[2].strip()
+            for line in Path("/proc/cpuinfo").read_text().splitlines()
+            if line.startswith("model name")
+        ),
+        platform.processor(),
+    )
+    return {
+        "cpu": cpu,
+        "cores": str(os.cpu_count()),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "user": "root" if os.geteuid() == 0 else "ordinary",
+    }
 
 
 def _print(figures: list[Figure], machine: dict[str, str]) -> None:

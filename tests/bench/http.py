@@ -90,11 +90,16 @@ def serving(*, hooks: bool) -> Iterator[Serving]:
         (folder / "sandgate.toml").write_text(CONFIGURATION.format(port=port) + (TWO_HOOKS if hooks else ""))
         environment = {**os.environ, "SANDGATE_AGENT_TOKEN": "bench-agent", "SANDGATE_OPERATOR_TOKEN": "bench-operator"}
         process = subprocess.Popen(
-            [Path(sys.executable).with_name("sandgate"), "serve", "--state-dir", folder / "state"], cwd=folder,
-            env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            [Path(sys.executable).with_name("sandgate"), "serve", "--state-dir", folder / "state"],
+            cwd=folder,
+            env=environment,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
         try:
-            with httpx2.Client(base_url=f"http://127.0.0.1:{port}", timeout=120,
-                               headers={"authorization": "Bearer bench-agent"}) as http:
+            with httpx2.Client(
+                base_url=f"http://127.0.0.1:{port}", timeout=120, headers={"authorization": "Bearer bench-agent"}
+            ) as http:
                 _wait_ready(http)
                 yield Serving(port, "bench-agent", psutil.Process(process.pid), http)
         finally:
@@ -121,21 +126,29 @@ def measure_http() -> list[Figure]:
         one = statistics.median(_load(server, sessions[:1], 300)["times"])
         many = _load(server, sessions, 250)
         rate = len(many["times"]) / many["seconds"]
-    return [at_most("HTTP bash call of echo hi, two hooks, both records, p50", one, "ms", 3.0, "aim 2"),
-            at_least(f"the same with {CLIENTS} clients", rate, "calls/s", 500, "aim 1,000")]
+    return [
+        at_most("HTTP bash call of echo hi, two hooks, both records, p50", one, "ms", 3.0, "aim 2"),
+        at_least(f"the same with {CLIENTS} clients", rate, "calls/s", 500, "aim 1,000"),
+    ]
 
 
 def _load(server: Serving, sessions: list[str], calls: int) -> dict[str, Any]:
     program = Path(__file__).with_name("http_load.py")
-    done = subprocess.run([sys.executable, program, "127.0.0.1", str(server.port), server.token, ",".join(sessions),
-                           str(calls)], capture_output=True, check=True)
+    done = subprocess.run(
+        [sys.executable, program, "127.0.0.1", str(server.port), server.token, ",".join(sessions), str(calls)],
+        capture_output=True,
+        check=True,
+    )
     measured: dict[str, Any] = json.loads(done.stdout)
     return measured
 
 
 def measure_floods() -> list[Figure]:
     """500 MB of output: cut to 1 MB by the rules, and stored; what the gateway's memory grows by, and the digest."""
-    code = f"import sys; b = b'0123456789abcde\\n' * 65536\nfor _ in range({FLOOD_BYTES} // len(b)): sys.stdout.buffer.write(b)"
+    code = (
+        "import sys; b = b'0123456789abcde\\n' * 65536\n"
+        f"for _ in range({FLOOD_BYTES} // len(b)): sys.stdout.buffer.write(b)"
+    )
     size = FLOOD_BYTES // (16 * 65536) * 16 * 65536
     whole = hashlib.sha256()
     for _ in range(size // (16 * 65536)):
@@ -147,13 +160,15 @@ def measure_floods() -> list[Figure]:
             server.call(session, "python", code=code)
         started = time.perf_counter()
         with memory_growth(server.process) as stored:
-            result = server.call(session, "bash", command=f"python3 -c \"{code}\"")
+            result = server.call(session, "bash", command=f'python3 -c "{code}"')
         seconds = time.perf_counter() - started
         [reference] = result["references"]
         right = float(reference["sha256"] == whole.hexdigest() and reference["bytes"] == size)
-    return [at_most("500 MB with a 1 MB cap: gateway memory", capped[0], "MB more", 64),
-            at_most("500 MB offloaded: gateway memory", stored[0], "MB more", 64, f"{seconds:.1f} s"),
-            at_least("500 MB offloaded: sha256 is right", right, "", 1)]
+    return [
+        at_most("500 MB with a 1 MB cap: gateway memory", capped[0], "MB more", 64),
+        at_most("500 MB offloaded: gateway memory", stored[0], "MB more", 64, f"{seconds:.1f} s"),
+        at_least("500 MB offloaded: sha256 is right", right, "", 1),
+    ]
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """A lean HTTP client for the benchmarks: one keep-alive connection, no parsing beyond what is needed.
 
-Run as a program it calls a gateway over some connections at once and prints the times as JSON, from a process of its own.
+Run as a program it calls a gateway over some connections at once and prints the times as JSON.
 """
 
 import asyncio
@@ -30,8 +30,10 @@ class Connection:
 
 async def connect(host: str, port: int, token: str, session: str, command: str) -> Connection:
     body = json.dumps({"tool": "bash", "arguments": {"command": command}}).encode()
-    head = (f"POST /v1/sessions/{session}/calls HTTP/1.1\r\nhost: {host}:{port}\r\nauthorization: Bearer {token}\r\n"
-            f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n").encode()
+    head = (
+        f"POST /v1/sessions/{session}/calls HTTP/1.1\r\nhost: {host}:{port}\r\nauthorization: Bearer {token}\r\n"
+        f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+    ).encode()
     reader, writer = await asyncio.open_connection(host, port)
     return Connection(reader, writer, head + body)
 

@@ -44,13 +44,16 @@ async def _commands(kind: LocalKind) -> list[Figure]:
 
     plain_ms, ours_ms = await _alternating(plain, ours)
     await _end(kind, sandbox)
-    return [shown("plain subprocess.run of sh -c 'echo hi'", plain_ms, "ms"),
-            shown("the same in the local sandbox", ours_ms, "ms"),
-            at_most("local sandbox / plain subprocess, p50", ours_ms / plain_ms, "x", 2.0)]
+    return [
+        shown("plain subprocess.run of sh -c 'echo hi'", plain_ms, "ms"),
+        shown("the same in the local sandbox", ours_ms, "ms"),
+        at_most("local sandbox / plain subprocess, p50", ours_ms / plain_ms, "x", 2.0),
+    ]
 
 
-async def _alternating(first: Callable[[], Awaitable[None]], second: Callable[[], Awaitable[None]],
-                       block: int = 50) -> tuple[float, float]:
+async def _alternating(
+    first: Callable[[], Awaitable[None]], second: Callable[[], Awaitable[None]], block: int = 50
+) -> tuple[float, float]:
     """Medians in ms of `CALLS` runs each, in blocks in turn, so that a drift of the machine meets both."""
     times: tuple[list[float], list[float]] = ([], [])
     for _ in range(CALLS // block):

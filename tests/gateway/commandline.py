@@ -24,15 +24,24 @@ def environment(**variables: str) -> dict[str, str]:
 
 def sandgate(*arguments: str, cwd: Path | None = None, **variables: str) -> subprocess.CompletedProcess[str]:
     """Run one command to its end."""
-    return subprocess.run([SANDGATE, *arguments], cwd=cwd, env=environment(**variables), stdin=subprocess.DEVNULL,
-                          capture_output=True, text=True, timeout=SECONDS, check=False)
+    return subprocess.run(
+        [SANDGATE, *arguments],
+        cwd=cwd,
+        env=environment(**variables),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+    )
 
 
 def on_terminal(*arguments: str, **variables: str) -> bytes:
     """Run one command on a terminal; returns every byte that it sent there."""
     ours, theirs = pty.openpty()
-    process = subprocess.Popen([SANDGATE, *arguments], env=environment(**variables), stdin=theirs, stdout=theirs,
-                               stderr=theirs)
+    process = subprocess.Popen(
+        [SANDGATE, *arguments], env=environment(**variables), stdin=theirs, stdout=theirs, stderr=theirs
+    )
     os.close(theirs)
     seen = b""
     try:
@@ -57,8 +66,9 @@ class Serving:
 
     def run(self, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
         """A client's command on the same machine."""
-        return sandgate(*arguments, cwd=None, SANDGATE_URL=self.url, SANDGATE_STATE_DIR=str(self.state_dir),
-                        **variables)
+        return sandgate(
+            *arguments, cwd=None, SANDGATE_URL=self.url, SANDGATE_STATE_DIR=str(self.state_dir), **variables
+        )
 
     def token(self, role: str) -> str:
         return (self.state_dir / "tokens" / role).read_text().strip()
@@ -73,9 +83,14 @@ class Serving:
 @contextmanager
 def serve(state_dir: Path, *arguments: str, cwd: Path | None = None, **variables: str) -> Iterator[Serving]:
     """`sandgate serve` on a free port, stopped at the end."""
-    with subprocess.Popen([SANDGATE, "serve", "--port", "0", "--state-dir", str(state_dir), *arguments], cwd=cwd,
-                          env=environment(**variables), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                          stderr=subprocess.PIPE) as process:
+    with subprocess.Popen(
+        [SANDGATE, "serve", "--port", "0", "--state-dir", str(state_dir), *arguments],
+        cwd=cwd,
+        env=environment(**variables),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
         try:
             said = _until_listening(process)
             yield Serving(process, said.split()[3], said, state_dir)

@@ -42,7 +42,9 @@ class Served:
         return opened
 
     async def call(self, session: dict[str, Any], tool: str, **arguments: Any) -> dict[str, Any]:
-        answer = await self.agent.post(f"/v1/sessions/{session['id']}/calls", json={"tool": tool, "arguments": arguments})
+        answer = await self.agent.post(
+            f"/v1/sessions/{session['id']}/calls", json={"tool": tool, "arguments": arguments}
+        )
         assert answer.status_code == 200, answer.text
         result: dict[str, Any] = answer.json()
         return result
@@ -75,8 +77,10 @@ async def served(state_dir: Path, folder: Path = Path(), **sections: Any) -> Asy
             gateway = await stack.enter_async_context(built_gateway(settings, folder, state))
             tokens = tokens_of(state)
             url = await stack.enter_async_context(serving(gateway, tokens, settings.server, listen(settings.server)))
-            clients = [await stack.enter_async_context(_client(url, token))
-                       for token in (tokens.stored("operator"), tokens.stored("agent"), None)]
+            clients = [
+                await stack.enter_async_context(_client(url, token))
+                for token in (tokens.stored("operator"), tokens.stored("agent"), None)
+            ]
             operator, agent, anonymous = clients
             yield Served(gateway, url, operator, agent, anonymous, state_dir)
     finally:

@@ -34,12 +34,15 @@ async def test_unknown_tool_is_invalid_and_recorded(gateway: Gateway) -> None:
     assert (record.status, record.tool, record.original_arguments) == ("invalid", "brew", {"cups": 2})
 
 
-@pytest.mark.parametrize(("arguments", "message"), [
-    ({}, "'command' is a required property"),
-    ({"command": 3}, "command: 3 is not of type 'string'"),
-    ({"command": "true", "shell": "zsh"}, "Additional properties are not allowed ('shell' was unexpected)"),
-    ({"command": "true", "timeout_s": -1}, "timeout_s: -1 is less than or equal to the minimum of 0"),
-])
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({}, "'command' is a required property"),
+        ({"command": 3}, "command: 3 is not of type 'string'"),
+        ({"command": "true", "shell": "zsh"}, "Additional properties are not allowed ('shell' was unexpected)"),
+        ({"command": "true", "timeout_s": -1}, "timeout_s: -1 is less than or equal to the minimum of 0"),
+    ],
+)
 async def test_arguments_against_the_schema_are_invalid(gateway: Gateway, arguments: Any, message: str) -> None:
     session = await opened(gateway)
     result = await called(gateway, session, "bash", **arguments)
@@ -93,7 +96,10 @@ async def test_aliases_of_other_agents(gateway: Gateway) -> None:
     assert (await called(gateway, session, "Read", file_path="a.txt")).text == "     1\thello"
     [first, *_] = await gateway.journal.calls(session.id)
     assert (first.requested_tool, first.tool, first.original_arguments) == (
-        "Bash", "bash", {"command": "sleep 5", "timeout": 300, "description": "nap"})
+        "Bash",
+        "bash",
+        {"command": "sleep 5", "timeout": 300, "description": "nap"},
+    )
 
 
 async def test_output_that_is_not_utf8_is_kept_and_flagged(gateway: Gateway) -> None:
@@ -108,8 +114,10 @@ async def test_parallel_limit_holds(state_dir: Any) -> None:
     async with running(state_dir, profiles={"default": {"limits": {"parallel_calls": 2}}}) as gateway:
         session = await opened(gateway)
         command = "touch r.$$; ls r.* | wc -l; sleep 0.3; rm r.$$"
-        calls = [await gateway.start_call(session, CallRequest(tool="bash", arguments={"command": command}))
-                 for _ in range(6)]
+        calls = [
+            await gateway.start_call(session, CallRequest(tool="bash", arguments={"command": command}))
+            for _ in range(6)
+        ]
         counts = [int((await one.wait()).content[0].text) for one in calls]
     assert max(counts) <= 2
 
@@ -224,7 +232,10 @@ async def test_stream_shows_output_as_it_comes_and_the_result_last(server: Serve
         got = await events(stream)
     assert [name for name, _, _ in got] == ["accepted", "output", "output", "output", "result"]
     assert [(data["stream"], data["text"]) for name, _, data in got if name == "output"] == [
-        ("stdout", "one\n"), ("stdout", "two\n"), ("stderr", "bad\n")]
+        ("stdout", "one\n"),
+        ("stdout", "two\n"),
+        ("stderr", "bad\n"),
+    ]
     assert got[-1][2]["exit_code"] == 4
 
 
@@ -254,8 +265,10 @@ async def test_broken_stream_is_taken_up_where_it_was(server: Served) -> None:
 async def test_multibyte_characters_survive_chunk_borders(server: Served, size: int) -> None:
     """R22."""
     session = await server.session()
-    code = (f"import sys; b = ('a' * {size} + '€𝄞é' * 3).encode()\n"
-            f"for i in range(len(b)): sys.stdout.buffer.write(b[i:i+1]); i > {size} - 2 and sys.stdout.flush()")
+    code = (
+        f"import sys; b = ('a' * {size} + '€𝄞é' * 3).encode()\n"
+        f"for i in range(len(b)): sys.stdout.buffer.write(b[i:i+1]); i > {size} - 2 and sys.stdout.flush()"
+    )
     body = {"tool": "python", "arguments": {"code": code}}
     async with server.agent.stream("POST", f"/v1/sessions/{session['id']}/calls", json=body, headers=SSE) as stream:
         got = await events(stream)
@@ -277,10 +290,16 @@ async def test_post_hook_without_a_filter_hides_the_stream(tmp_path: Any, state_
     (tmp_path / "hides_output.py").write_text(
         "from gateway.hooks.hook import Continue, Hook\n"
         "class Looks(Hook):\n"
-        "    async def post_tool_call(self, ctx, result): return Continue()\n")
+        "    async def post_tool_call(self, ctx, result): return Continue()\n"
+    )
     profiles = {"default": {}, "raw": {"stream": "raw"}}
-    async with served(state_dir, tmp_path, hooks=[{"use": "hides_output:Looks"}], profiles=profiles,
-                      agent={"profiles": ["default", "raw"]}) as server:
+    async with served(
+        state_dir,
+        tmp_path,
+        hooks=[{"use": "hides_output:Looks"}],
+        profiles=profiles,
+        agent={"profiles": ["default", "raw"]},
+    ) as server:
         names = {}
         for profile in profiles:
             session = await server.session(profile=profile)
@@ -304,6 +323,9 @@ async def test_database_has_one_row_a_call(gateway: Gateway, state_dir: Any) -> 
     """I3: exactly one accepted and one terminal record, whatever the end."""
     session = await opened(gateway)
     await asyncio.gather(*(called(gateway, session, "bash", command=f"exit {number % 3}") for number in range(20)))
-    rows = sqlite3.connect(state_dir / "sandgate.db").execute(
-        "SELECT COUNT(*), COUNT(finished), COUNT(DISTINCT sequence) FROM calls").fetchone()
+    rows = (
+        sqlite3.connect(state_dir / "sandgate.db")
+        .execute("SELECT COUNT(*), COUNT(finished), COUNT(DISTINCT sequence) FROM calls")
+        .fetchone()
+    )
     assert rows == (20, 20, 20)

@@ -43,8 +43,10 @@ def test_help_lists_every_command_and_how_to_begin() -> None:
 
 
 def test_help_imports_nothing_of_the_server_or_the_client() -> None:
-    code = ("import sys\nfrom gateway.cli.app import run\nrun(['--help'])\n"
-            "print([name for name in ('fastapi', 'pydantic', 'httpx2', 'fsspec') if name in sys.modules])")
+    code = (
+        "import sys\nfrom gateway.cli.app import run\nrun(['--help'])\n"
+        "print([name for name in ('fastapi', 'pydantic', 'httpx2', 'fsspec') if name in sys.modules])"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "[]"
 
@@ -61,8 +63,11 @@ def test_version_is_the_distributions(typed: Typed) -> None:
 
 
 def test_unknown_command_names_the_nearest(typed: Typed) -> None:
-    assert typed("serv") == (2, "", "error: no such command: serv; did you mean serve?\n"
-                                    "  sandgate --help lists the commands.\n")
+    assert typed("serv") == (
+        2,
+        "",
+        "error: no such command: serv; did you mean serve?\n  sandgate --help lists the commands.\n",
+    )
 
 
 def test_unknown_option_names_the_nearest(typed: Typed) -> None:
@@ -84,8 +89,13 @@ sys.exit(run(sys.argv[1:]))
 
 
 def base_install(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", BASE_INSTALL, *arguments], capture_output=True, text=True,
-                          env=environment(**variables), check=False)
+    return subprocess.run(
+        [sys.executable, "-c", BASE_INSTALL, *arguments],
+        capture_output=True,
+        text=True,
+        env=environment(**variables),
+        check=False,
+    )
 
 
 @pytest.mark.parametrize("command", ["serve", "init", "doctor", "config", "demo"])
@@ -104,8 +114,9 @@ def test_base_install_runs_client_commands(command: list[str], tmp_path: Path) -
 
 
 def test_log_record_is_one_line_whatever_it_holds() -> None:
-    record = logging.LogRecord("gateway", logging.WARNING, "", 0, "no such tool %s", ("x\n{\"level\": \"x\"}\x1b[2J",),
-                               None)
+    record = logging.LogRecord(
+        "gateway", logging.WARNING, "", 0, "no such tool %s", ('x\n{"level": "x"}\x1b[2J',), None
+    )
     assert OneLine("%(message)s").format(record) == 'no such tool x\\x0a{"level": "x"}\\x1b[2J'
 
 
@@ -127,10 +138,27 @@ def test_init_states_every_default() -> None:
 
 
 def test_init_examples_are_valid_when_their_marks_are_removed(tmp_path: Path) -> None:
-    text = "".join(line.removeprefix("# ") if line.startswith(("# [", "# use", "# tools", "# name", "# argv", "# param",
-                                                              "# otherwise", "# rules", "# timeout", "# on_fail",
-                                                              "# descr", "# uri")) else line
-                   for line in default_toml().splitlines(keepends=True))
+    text = "".join(
+        line.removeprefix("# ")
+        if line.startswith(
+            (
+                "# [",
+                "# use",
+                "# tools",
+                "# name",
+                "# argv",
+                "# param",
+                "# otherwise",
+                "# rules",
+                "# timeout",
+                "# on_fail",
+                "# descr",
+                "# uri",
+            )
+        )
+        else line
+        for line in default_toml().splitlines(keepends=True)
+    )
     (tmp_path / "sandgate.toml").write_text(text)
     settings, _ = load_settings(tmp_path / "sandgate.toml")
     assert (len(settings.hooks), len(settings.tools), list(settings.permissions)) == (1, 2, ["careful"])
@@ -168,7 +196,8 @@ def test_config_shows_no_secret(typed: Typed, tmp_path: Path) -> None:
     (tmp_path / "sandgate.toml").write_text(
         "[profiles.default]\nenv = { PASSWORD = 'canary-1' }\n"
         "[store]\nuri = 's3://canary-2:canary-3@bucket'\noptions = { client_kwargs = { key = 'canary-4' } }\n"
-        "[[hooks]]\nuse = 'a:B'\noptions = { value = 'canary-5' }\n")
+        "[[hooks]]\nuse = 'a:B'\noptions = { value = 'canary-5' }\n"
+    )
     for more in ([], ["--json"]):
         code, out, err = typed("config", *more, SANDGATE_AGENT_TOKEN="canary-6")
         assert (code, err) == (0, "")
@@ -176,14 +205,18 @@ def test_config_shows_no_secret(typed: Typed, tmp_path: Path) -> None:
         assert "SANDGATE_AGENT_TOKEN" in out
 
 
-@pytest.mark.parametrize(("text", "message"), [
-    ("[server\n", "not valid TOML"),
-    ("[server]\nprot = 1\n", "server.prot: no such key; did you mean 'port'?"),
-    ("[profiles.default.limits]\nmemry = 1\n", "no such key; did you mean 'memory'?"),
-])
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[server\n", "not valid TOML"),
+        ("[server]\nprot = 1\n", "server.prot: no such key; did you mean 'port'?"),
+        ("[profiles.default.limits]\nmemry = 1\n", "no such key; did you mean 'memory'?"),
+    ],
+)
 @pytest.mark.parametrize("command", ["config", "serve", "doctor"])
-def test_wrong_configuration_is_refused_with_the_nearest_name(command: str, text: str, message: str, typed: Typed,
-                                                               tmp_path: Path) -> None:
+def test_wrong_configuration_is_refused_with_the_nearest_name(
+    command: str, text: str, message: str, typed: Typed, tmp_path: Path
+) -> None:
     (tmp_path / "sandgate.toml").write_text(text)
     code, out, err = typed(command)
     assert (code, out) == (1, "")

@@ -35,15 +35,19 @@ def asking(gateway: Serving) -> dict[str, str]:
 
 
 def opened(gateway: Serving, **request: object) -> str:
-    answer = httpx2.post(f"{gateway.url}/v1/sessions", json=request,
-                         headers={"authorization": f"Bearer {gateway.token('agent')}"})
+    answer = httpx2.post(
+        f"{gateway.url}/v1/sessions", json=request, headers={"authorization": f"Bearer {gateway.token('agent')}"}
+    )
     assert answer.status_code == 201, answer.text
     return str(answer.json()["id"])
 
 
 def called(gateway: Serving, session: str, tool: str, **arguments: object) -> None:
-    answer = httpx2.post(f"{gateway.url}/v1/sessions/{session}/calls", json={"tool": tool, "arguments": arguments},
-                         headers={"authorization": f"Bearer {gateway.token('agent')}"})
+    answer = httpx2.post(
+        f"{gateway.url}/v1/sessions/{session}/calls",
+        json={"tool": tool, "arguments": arguments},
+        headers={"authorization": f"Bearer {gateway.token('agent')}"},
+    )
     assert answer.status_code == 200, answer.text
 
 
@@ -70,9 +74,13 @@ def test_serve_shows_the_profile_and_what_is_not_enforced(gateway: Serving) -> N
 
 def test_serve_lets_a_running_call_end_before_it_stops(tmp_path: Path) -> None:
     with serve(tmp_path / "state") as running:
-        client = subprocess.Popen([SANDGATE, "exec", "--", "sh", "-c", "echo started; sleep 1; echo done"],
-                                  env=environment(**asking(running)),
-                                  stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        client = subprocess.Popen(
+            [SANDGATE, "exec", "--", "sh", "-c", "echo started; sleep 1; echo done"],
+            env=environment(**asking(running)),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
         assert client.stdout is not None
         assert client.stdout.readline() == "started\n"
         code, _, _ = running.stop()
@@ -117,19 +125,26 @@ def test_serve_with_a_kind_that_does_not_work_starts_and_says_so(tmp_path: Path)
 # exec
 
 
-@pytest.mark.parametrize(("command", "code", "out", "err"), [
-    (["echo", "hello there"], 0, "hello there\n", ""),
-    (["sh", "-c", "echo o; echo e >&2; exit 7"], 7, "o\n", "e\n"),
-    (["printf", "%s", "a'b \"c\" $d"], 0, "a'b \"c\" $d", ""),
-])
+@pytest.mark.parametrize(
+    ("command", "code", "out", "err"),
+    [
+        (["echo", "hello there"], 0, "hello there\n", ""),
+        (["sh", "-c", "echo o; echo e >&2; exit 7"], 7, "o\n", "e\n"),
+        (["printf", "%s", 'a\'b "c" $d'], 0, 'a\'b "c" $d', ""),
+    ],
+)
 def test_exec_is_like_the_command_itself(command: list[str], code: int, out: str, err: str, gateway: Serving) -> None:
     done = gateway.run("exec", "--", *command)
     assert (done.returncode, done.stdout, done.stderr) == (code, out, err)
 
 
 def test_exec_passes_bytes_as_they_are(gateway: Serving) -> None:
-    done = subprocess.run([SANDGATE, "exec", "--", "printf", r"\033[1m\377\0"], capture_output=True, check=True,
-                          env=environment(**asking(gateway)))
+    done = subprocess.run(
+        [SANDGATE, "exec", "--", "printf", r"\033[1m\377\0"],
+        capture_output=True,
+        check=True,
+        env=environment(**asking(gateway)),
+    )
     assert done.stdout == b"\x1b[1m\xff\0"
 
 
@@ -139,9 +154,12 @@ def test_exec_shows_escapes_on_a_terminal(gateway: Serving) -> None:
 
 
 def test_exec_streams_output_as_it_comes(gateway: Serving) -> None:
-    with subprocess.Popen([SANDGATE, "exec", "--", "sh", "-c", "echo first; sleep 30"], stdout=subprocess.PIPE,
-                          stderr=subprocess.DEVNULL,
-                          env=environment(**asking(gateway))) as process:
+    with subprocess.Popen(
+        [SANDGATE, "exec", "--", "sh", "-c", "echo first; sleep 30"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env=environment(**asking(gateway)),
+    ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"first\n"
         process.terminate()
@@ -169,8 +187,14 @@ def test_exec_with_a_stdin_that_never_closes_returns_when_the_command_ends(gatew
     reader, writer = os.pipe()
     try:
         started = time.monotonic()
-        done = subprocess.run([SANDGATE, "exec", "--", "cat"], stdin=reader, capture_output=True, timeout=20,
-                              check=False, env=environment(**asking(gateway)))
+        done = subprocess.run(
+            [SANDGATE, "exec", "--", "cat"],
+            stdin=reader,
+            capture_output=True,
+            timeout=20,
+            check=False,
+            env=environment(**asking(gateway)),
+        )
     finally:
         os.close(reader)
         os.close(writer)
@@ -181,8 +205,11 @@ def test_exec_with_a_stdin_that_never_closes_returns_when_the_command_ends(gatew
 def test_exec_closes_its_session_unless_told_to_keep_it(gateway: Serving) -> None:
     kept = gateway.run("exec", "--keep", "--", "true").stderr.split()[1]
     gateway.run("exec", "--", "true")
-    open_ones = [one["id"] for one in json.loads(gateway.run("sessions", "--json").stdout)
-                 if one["labels"] == {"client": "sandgate exec"}]
+    open_ones = [
+        one["id"]
+        for one in json.loads(gateway.run("sessions", "--json").stdout)
+        if one["labels"] == {"client": "sandgate exec"}
+    ]
     assert open_ones == [kept]
     assert gateway.run("close", kept).returncode == 0
 
@@ -206,9 +233,16 @@ def test_calls_shows_one_call_as_a_timeline(gateway: Serving) -> None:
     session = opened(gateway)
     called(gateway, session, "Bash", command="seq 1 20000", timeout=1000)
     shown = gateway.run("calls", session[:12], "1").stdout
-    for part in ("c-0001 bash, asked for as Bash", "accepted", '"timeout": 1000', "in force", '"timeout_s": 1',
-                 "offload      stored at post_tool_call: 0001-bash-stdout", "ended        ok after",
-                 f"sandgate://{session}/results/0001-bash-stdout"):
+    for part in (
+        "c-0001 bash, asked for as Bash",
+        "accepted",
+        '"timeout": 1000',
+        "in force",
+        '"timeout_s": 1',
+        "offload      stored at post_tool_call: 0001-bash-stdout",
+        "ended        ok after",
+        f"sandgate://{session}/results/0001-bash-stdout",
+    ):
         assert part in shown
     record = json.loads(gateway.run("calls", session, "c-0001", "--json").stdout)
     assert (record["status"], record["requested_tool"]) == ("ok", "Bash")

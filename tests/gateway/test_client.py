@@ -124,8 +124,11 @@ async def answering(*answers: bytes) -> AsyncIterator[Client]:
 
 
 def answer(body: bytes, media_type: str, status: str = "200 OK") -> bytes:
-    return f"HTTP/1.1 {status}\r\ncontent-type: {media_type}\r\ncontent-length: {len(body)}\r\n" \
-           f"connection: close\r\n\r\n".encode() + body
+    return (
+        f"HTTP/1.1 {status}\r\ncontent-type: {media_type}\r\ncontent-length: {len(body)}\r\n"
+        f"connection: close\r\n\r\n".encode()
+        + body
+    )
 
 
 def events(*named: tuple[str, dict[str, Any]]) -> bytes:
@@ -236,7 +239,9 @@ async def test_stream_gives_output_as_it_comes_and_then_the_result(session: Sess
             _ = call.result
         chunks = [chunk async for chunk in call]
     assert [(one.offset, one.text, one.data) for one in chunks if one.stream == "stdout"] == [
-        (0, "one", b"one"), (3, "two", b"two")]
+        (0, "one", b"one"),
+        (3, "two", b"two"),
+    ]
     assert [one.text for one in chunks if one.stream == "stderr"] == ["err"]
     assert (call.result.status, call.result.exit_code) == ("ok", 0)
 
@@ -284,8 +289,9 @@ async def test_broken_stream_is_taken_up_where_it_broke(server: Served, wire: Wi
     assert call.result.status == "ok"
 
 
-async def test_stream_of_a_dead_wire_is_interrupted(server: Served, wire: Wire, session: Session,
-                                                    monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_stream_of_a_dead_wire_is_interrupted(
+    server: Served, wire: Wire, session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """R28: where the end is not known there is an error, never a code."""
     monkeypatch.setattr(stream, "RECONNECT_DELAYS", (0.0, 0.01))
     async with Client(wire.url, token_of(server)) as client:
@@ -373,8 +379,11 @@ async def test_wider_session_is_refused_naming_the_field(client: Client) -> None
 
 
 async def test_full_gateway_says_when_to_come_back(state_dir: Path) -> None:
-    async with (served(state_dir, server={"sessions": 1}) as server, Client(server.url, token_of(server)) as client,
-                client.session()):
+    async with (
+        served(state_dir, server={"sessions": 1}) as server,
+        Client(server.url, token_of(server)) as client,
+        client.session(),
+    ):
         with pytest.raises(TooMany) as refused:
             await client.open_session()
     assert refused.value.retry_after == 5
@@ -403,17 +412,26 @@ async def test_field_of_a_newer_gateway_is_passed_over() -> None:
 
 
 async def test_field_of_a_newer_gateway_in_a_list_is_passed_over() -> None:
-    body = (b'{"entries": [{"path": "a", "href": "a", "kind": "file", "size": 1, "mode": "0644", "modified": 1.5,'
-            b' "owner": "me"}], "complete": true, "cursor": null}')
+    body = (
+        b'{"entries": [{"path": "a", "href": "a", "kind": "file", "size": 1, "mode": "0644", "modified": 1.5,'
+        b' "owner": "me"}], "complete": true, "cursor": null}'
+    )
     async with answering(answer(body, "application/json")) as client:
         listed = await Session(client, "s-1").files()
-    assert listed == FileList(complete=True, entries=(
-        FileEntry(path="a", href="a", kind="file", size=1, mode="0644", modified=1.5),))
+    assert listed == FileList(
+        complete=True, entries=(FileEntry(path="a", href="a", kind="file", size=1, mode="0644", modified=1.5),)
+    )
 
 
-@pytest.mark.parametrize("name", [
-    name for name in httpx2.__all__ if isinstance(kind := getattr(httpx2, name), type)
-    and issubclass(kind, (httpx2.HTTPError, httpx2.StreamError, httpx2.InvalidURL))])
+@pytest.mark.parametrize(
+    "name",
+    [
+        name
+        for name in httpx2.__all__
+        if isinstance(kind := getattr(httpx2, name), type)
+        and issubclass(kind, (httpx2.HTTPError, httpx2.StreamError, httpx2.InvalidURL))
+    ],
+)
 async def test_every_error_of_the_http_library_becomes_ours(name: str) -> None:
     kind = getattr(httpx2, name)
     error: Exception = kind.__new__(kind, "secret")
@@ -430,8 +448,9 @@ async def test_environment_says_where_and_who(server: Served, monkeypatch: pytes
         assert await client.sessions() == ()
 
 
-async def test_gateway_of_this_machine_is_not_asked_through_a_proxy(server: Served, session: Session,
-                                                                    monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_gateway_of_this_machine_is_not_asked_through_a_proxy(
+    server: Served, session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
     monkeypatch.delenv("NO_PROXY", raising=False)
     async with Client(server.url, token_of(server)) as client:
@@ -451,25 +470,40 @@ async def test_base_install_is_enough() -> None:
 COMMAND = '{"command": "echo hi"}'
 
 
-@pytest.mark.parametrize(("tool_call", "expected"), [
-    ({"type": "function_call", "call_id": "1", "name": "bash", "arguments": COMMAND},
-     {"type": "function_call_output", "call_id": "1", "output": "hi"}),
-    ({"type": "function", "id": "2", "function": {"name": "bash", "arguments": COMMAND}},
-     {"role": "tool", "tool_call_id": "2", "content": "hi"}),
-    ({"type": "tool_use", "id": "3", "name": "bash", "input": {"command": "echo hi"}},
-     {"type": "tool_result", "tool_use_id": "3", "content": "hi", "is_error": False}),
-    (SimpleNamespace(type="function", id="4", function=SimpleNamespace(name="bash", arguments=COMMAND)),
-     {"role": "tool", "tool_call_id": "4", "content": "hi"}),
-    ({"type": "tool_use", "id": "5", "name": "brew", "input": {}},
-     {"type": "tool_result", "tool_use_id": "5", "content": "invalid: no such tool: brew", "is_error": True}),
-])
-async def test_dispatch_answers_in_the_shape_of_the_request(session: Session, tool_call: object,
-                                                            expected: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("tool_call", "expected"),
+    [
+        (
+            {"type": "function_call", "call_id": "1", "name": "bash", "arguments": COMMAND},
+            {"type": "function_call_output", "call_id": "1", "output": "hi"},
+        ),
+        (
+            {"type": "function", "id": "2", "function": {"name": "bash", "arguments": COMMAND}},
+            {"role": "tool", "tool_call_id": "2", "content": "hi"},
+        ),
+        (
+            {"type": "tool_use", "id": "3", "name": "bash", "input": {"command": "echo hi"}},
+            {"type": "tool_result", "tool_use_id": "3", "content": "hi", "is_error": False},
+        ),
+        (
+            SimpleNamespace(type="function", id="4", function=SimpleNamespace(name="bash", arguments=COMMAND)),
+            {"role": "tool", "tool_call_id": "4", "content": "hi"},
+        ),
+        (
+            {"type": "tool_use", "id": "5", "name": "brew", "input": {}},
+            {"type": "tool_result", "tool_use_id": "5", "content": "invalid: no such tool: brew", "is_error": True},
+        ),
+    ],
+)
+async def test_dispatch_answers_in_the_shape_of_the_request(
+    session: Session, tool_call: object, expected: dict[str, Any]
+) -> None:
     got = await session.dispatch(tool_call)
     text = next(name for name in ("output", "content") if name in got)
     assert {**got, text: got[text].partition(" This session has")[0]} == expected
-    assert [one.call_id for one in await session.calls()] == [got.get("call_id") or next(
-        value for name, value in got.items() if name.endswith("_id"))]
+    assert [one.call_id for one in await session.calls()] == [
+        got.get("call_id") or next(value for name, value in got.items() if name.endswith("_id"))
+    ]
 
 
 @pytest.mark.parametrize("arguments", ["{", "[]", "[1]", '"text"', "NaN", '{"command": NaN}', "0", "[" * 100_000])
@@ -486,8 +520,9 @@ async def test_dispatch_takes_no_arguments_as_empty(session: Session, arguments:
     assert (await session.calls())[0].original_arguments == {}
 
 
-@pytest.mark.parametrize("value", [None, {}, "bash", {"type": "function_call", "name": "bash"},
-                                   {"type": "message", "content": "hi"}])
+@pytest.mark.parametrize(
+    "value", [None, {}, "bash", {"type": "function_call", "name": "bash"}, {"type": "message", "content": "hi"}]
+)
 async def test_dispatch_of_something_else_is_a_type_error(session: Session, value: object) -> None:
     with pytest.raises(TypeError):
         await session.dispatch(value)
@@ -508,8 +543,11 @@ async def test_file_goes_there_and_back(session: Session, tmp_path: Path) -> Non
 @pytest.mark.parametrize("size", [3 << 20, 30 << 20])
 async def test_upload_over_the_limit_is_refused(state_dir: Path, tmp_path: Path, size: int) -> None:
     (tmp_path / "big").write_bytes(bytes(size))
-    async with (served(state_dir, server={"upload": "2MiB"}) as server, Client(server.url, token_of(server)) as client,
-                client.session() as session):
+    async with (
+        served(state_dir, server={"upload": "2MiB"}) as server,
+        Client(server.url, token_of(server)) as client,
+        client.session() as session,
+    ):
         with pytest.raises(Refused) as refused:
             await session.upload(tmp_path / "big", "big")
     assert refused.value.status == 413
@@ -532,8 +570,11 @@ async def test_folder_goes_there_and_back(session: Session, tmp_path: Path) -> N
     assert await session.upload(source, "data") == 3
     assert (await session.call("bash", {"command": "data/run.sh"})).text == "ran"
     await session.download("data", tmp_path / "back")
-    assert below(tmp_path / "back") == {"deep/näme with space": b"x" * 700_000, "empty": b"",
-                                        "run.sh": b"#!/bin/sh\necho ran\n"}
+    assert below(tmp_path / "back") == {
+        "deep/näme with space": b"x" * 700_000,
+        "empty": b"",
+        "run.sh": b"#!/bin/sh\necho ran\n",
+    }
     assert (tmp_path / "back" / "run.sh").stat().st_mode & 0o7111 == 0o111
 
 
@@ -574,11 +615,22 @@ def member(name: str, **attributes: Any) -> tarfile.TarInfo:
     return one
 
 
-@pytest.mark.parametrize("hostile", [
-    member("../out"), member("/tmp/out"), member("a/../../out"), member("./a"), member("a//b"),
-    member("link", type=tarfile.SYMTYPE, linkname="/etc"), member("link", type=tarfile.LNKTYPE, linkname="good"),
-    member("device", type=tarfile.CHRTYPE), member("pipe", type=tarfile.FIFOTYPE), member("huge", size=1 << 50),
-], ids=lambda one: f"{one.name} {one.type.decode()}")
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        member("../out"),
+        member("/tmp/out"),
+        member("a/../../out"),
+        member("./a"),
+        member("a//b"),
+        member("link", type=tarfile.SYMTYPE, linkname="/etc"),
+        member("link", type=tarfile.LNKTYPE, linkname="good"),
+        member("device", type=tarfile.CHRTYPE),
+        member("pipe", type=tarfile.FIFOTYPE),
+        member("huge", size=1 << 50),
+    ],
+    ids=lambda one: f"{one.name} {one.type.decode()}",
+)
 async def test_hostile_archive_is_refused_and_nothing_is_written(tmp_path: Path, hostile: tarfile.TarInfo) -> None:
     archive = member("good").tobuf() + hostile.tobuf(tarfile.GNU_FORMAT) + bytes(1024)
     async with answering(answer(archive, "application/x-tar")) as client:
@@ -618,8 +670,9 @@ def below(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if not path.is_dir()}
 
 
-@pytest.mark.parametrize("name", ["a b", "50%", "a?b", "a#b", "ä", "a+b", "-rf", "a\\b", "x\udcff", "a%2fb", "...",
-                                  " "])
+@pytest.mark.parametrize(
+    "name", ["a b", "50%", "a?b", "a#b", "ä", "a+b", "-rf", "a\\b", "x\udcff", "a%2fb", "...", " "]
+)
 async def test_name_arrives_exactly(session: Session, name: str) -> None:
     await session.write_file(f"names/{name}", "content")
     listed = await session.files("names")
@@ -702,8 +755,9 @@ async def test_expired_result_is_gone(server: Served, session: Session) -> None:
     assert (gone.value.status, gone.value.code) == (410, "expired")
 
 
-@pytest.mark.parametrize("reference", ["http://127.0.0.1:1/x", "s3://bucket/key", "file:///etc/passwd", "",
-                                       "sandgate://s-1/files/x"])
+@pytest.mark.parametrize(
+    "reference", ["http://127.0.0.1:1/x", "s3://bucket/key", "file:///etc/passwd", "", "sandgate://s-1/files/x"]
+)
 async def test_other_scheme_is_no_result_and_nothing_is_asked(reference: str) -> None:
     """A40: no request leaves for something else than a reference."""
     async with Client("http://127.0.0.1:1") as client:

@@ -77,8 +77,11 @@ def states(state_dir: Path) -> list[tuple[str, int]]:
 
 async def test_inline_files_are_there_at_the_start(server: Served) -> None:
     """Text, bytes, folders and modes of a request's own seed."""
-    seed = [{"path": "a.txt", "text": "grüße\n"}, {"path": "d/b.bin", "base64": base64.b64encode(b"\0\xff").decode()},
-            {"path": "run", "text": "#!/bin/sh\necho ran\n", "mode": 0o755}]
+    seed = [
+        {"path": "a.txt", "text": "grüße\n"},
+        {"path": "d/b.bin", "base64": base64.b64encode(b"\0\xff").decode()},
+        {"path": "run", "text": "#!/bin/sh\necho ran\n", "mode": 0o755},
+    ]
     session = await server.session(seed=seed)
     result = await server.call(session, "bash", command="cat a.txt; ./run; od -An -tx1 d/b.bin; stat -c %a run a.txt")
     assert result["content"][0]["text"] == "grüße\nran\n 00 ff\n755\n644\n"
@@ -102,11 +105,16 @@ async def test_a_profile_seeds_from_the_host(tmp_path: Path, state_dir: Path, ki
         with tarfile.open(source, mode) as tar:  # type: ignore[call-overload]
             tar.add(folder / "sub", "sub")
     to = "in/sub/f.txt" if kind == "file" else "in"
-    async with running(state_dir, tmp_path, profiles={"default": {"seed": ({"from": source.name if kind != "file" else
-                       "seed/sub/f.txt", "to": to},)}}) as gateway:
+    async with running(
+        state_dir,
+        tmp_path,
+        profiles={"default": {"seed": ({"from": source.name if kind != "file" else "seed/sub/f.txt", "to": to},)}},
+    ) as gateway:
         session = await opened(gateway)
-        assert await ran(gateway, session, "find in -type f -o -type l; cat in/sub/f.txt; stat -c %a in/sub/f.txt") == \
-            "in/sub/f.txt\nfrom the host\n755"
+        assert (
+            await ran(gateway, session, "find in -type f -o -type l; cat in/sub/f.txt; stat -c %a in/sub/f.txt")
+            == "in/sub/f.txt\nfrom the host\n755"
+        )
 
 
 class BrokenSeed(SandboxHook):
@@ -119,12 +127,18 @@ class BrokenSeed(SandboxHook):
         raise RuntimeError("the seed broke")
 
 
-@pytest.mark.parametrize("seed", [
-    [{"path": "ok", "text": "1"}, {"path": "../out", "text": "1"}],
-    [{"path": "ok", "text": "1"}, {"path": "/etc/x", "text": ""}],
-    [{"path": "a", "text": "1"}, {"path": "a/b", "text": "1"}], [{"path": "a", "text": "1", "base64": "MQ=="}],
-    [{"path": "a", "base64": "***"}], [{"path": "a"}], [{"path": "big", "text": "x" * 3_000_000}],
-])
+@pytest.mark.parametrize(
+    "seed",
+    [
+        [{"path": "ok", "text": "1"}, {"path": "../out", "text": "1"}],
+        [{"path": "ok", "text": "1"}, {"path": "/etc/x", "text": ""}],
+        [{"path": "a", "text": "1"}, {"path": "a/b", "text": "1"}],
+        [{"path": "a", "text": "1", "base64": "MQ=="}],
+        [{"path": "a", "base64": "***"}],
+        [{"path": "a"}],
+        [{"path": "big", "text": "x" * 3_000_000}],
+    ],
+)
 async def test_a_seed_that_fails_opens_nothing(server: Served, seed: list[dict[str, Any]]) -> None:
     """A37, A33: no session, no workspace, no sandbox, and the journal has no open one; the next session is fine."""
     before = server.gateway.places.taken
@@ -186,8 +200,12 @@ async def test_what_matches_is_collected_into_a_folder(tmp_path: Path, state_dir
     """The exact bytes, a manifest with digests, complete; the workspace is gone."""
     async with running(state_dir, profiles=into(tmp_path / "out", "out/**")) as gateway:
         session = await opened(gateway)
-        await ran(gateway, session, "mkdir -p out/d; echo one > out/1.txt; head -c 300000 /dev/zero > out/d/z; "
-                  "echo no > not; chmod 4755 out/1.txt")
+        await ran(
+            gateway,
+            session,
+            "mkdir -p out/d; echo one > out/1.txt; head -c 300000 /dev/zero > out/d/z; "
+            "echo no > not; chmod 4755 out/1.txt",
+        )
         report = await closed(gateway, session)
         folder = tmp_path / "out" / session.id
         manifest = manifest_of(folder)
@@ -216,8 +234,9 @@ async def test_a_file_uri_is_a_target(tmp_path: Path, state_dir: Path) -> None:
 async def test_a_session_collects_to_its_own_results(server: Served) -> None:
     """design 7: globs of the request's own; read with the session's token after closing, listed with their digests."""
     session = await server.session(collect=["out/*", "*.log"])
-    await server.call(session, "bash",
-                      command="mkdir out; seq 50000 > out/seq; echo log > a.log; echo 'a b' > 'out/a b'")
+    await server.call(
+        session, "bash", command="mkdir out; seq 50000 > out/seq; echo log > a.log; echo 'a b' > 'out/a b'"
+    )
     report = (await server.agent.delete(f"/v1/sessions/{session['id']}")).json()
     told = [(one["files"], one["complete"], one["error"]) for one in report["collected"]]
     assert told == [(2, True, None), (1, True, None)]
@@ -231,7 +250,9 @@ async def test_a_session_collects_to_its_own_results(server: Served) -> None:
     manifest = json.loads(contents[report["collected"][0]["manifest"]])
     prefix = f"sandgate://{session['id']}/results/collected-1"
     assert {one["path"]: contents[f"{prefix}/{one['key']}"] for one in manifest["files"]} == {
-        "out/seq": b"".join(b"%d\n" % number for number in range(1, 50_001)), "out/a b": b"a b\n"}
+        "out/seq": b"".join(b"%d\n" % number for number in range(1, 50_001)),
+        "out/a b": b"a b\n",
+    }
 
 
 async def test_hostile_workspaces_are_collected_safely(tmp_path: Path, state_dir: Path) -> None:
@@ -240,12 +261,16 @@ async def test_hostile_workspaces_are_collected_safely(tmp_path: Path, state_dir
     (tmp_path / "canary").write_text("canary of the host")
     async with running(state_dir, profiles=into(tmp_path / "out")) as gateway:
         session = await opened(gateway)
-        await python(gateway, session, "import os, socket\n"
-                     f"os.symlink('/etc/passwd', 'absolute'); os.symlink({str(tmp_path / 'canary')!r}, 'host')\n"
-                     "os.symlink('absolute', 'chained'); os.symlink('/', 'root'); os.symlink('loop', 'loop')\n"
-                     "os.symlink('plain', 'inside'); os.mkfifo('fifo'); socket.socket(socket.AF_UNIX).bind('socket')\n"
-                     "open('plain', 'w').write('plain')\n"
-                     "open('closed', 'w').write('x'); os.chmod('closed', 0); os.mkdir('shut'); os.chmod('shut', 0)")
+        await python(
+            gateway,
+            session,
+            "import os, socket\n"
+            f"os.symlink('/etc/passwd', 'absolute'); os.symlink({str(tmp_path / 'canary')!r}, 'host')\n"
+            "os.symlink('absolute', 'chained'); os.symlink('/', 'root'); os.symlink('loop', 'loop')\n"
+            "os.symlink('plain', 'inside'); os.mkfifo('fifo'); socket.socket(socket.AF_UNIX).bind('socket')\n"
+            "open('plain', 'w').write('plain')\n"
+            "open('closed', 'w').write('x'); os.chmod('closed', 0); os.mkdir('shut'); os.chmod('shut', 0)",
+        )
         started = time.monotonic()
         report = await closed(gateway, session)
     assert time.monotonic() - started < 15
@@ -271,7 +296,9 @@ async def test_a_huge_sparse_file_is_skipped_by_size(tmp_path: Path, state_dir: 
     assert time.monotonic() - started < 5
     assert files_of(manifest) == {"c": sha256(b"one\n")}
     assert [(one["path"], one["reason"].partition(":")[0]) for one in manifest["skipped"]] == [
-        ("a-hole", "too large"), ("b-hole", "too large")]
+        ("a-hole", "too large"),
+        ("b-hole", "too large"),
+    ]
 
 
 Read = Callable[..., AsyncIterator[bytes]]
@@ -289,14 +316,21 @@ def before_each_read(monkeypatch: pytest.MonkeyPatch, act: Callable[[str], Corou
     monkeypatch.setattr(DirectSandbox, "read", paused)
 
 
-@pytest.mark.parametrize(("swap", "reason"), [
-    ("f.symlink_to('/etc/passwd')", "invalid path"), ("f.symlink_to('other')", "invalid path"),
-    ("os.mkfifo(f)", "invalid path"),
-    ("f.mkdir()", "invalid path"), ("None", "missing file"), ("f.write_bytes(b'x' * 100)", "changed while it was read"),
-    ("f.write_bytes(b'')", None),
-])
+@pytest.mark.parametrize(
+    ("swap", "reason"),
+    [
+        ("f.symlink_to('/etc/passwd')", "invalid path"),
+        ("f.symlink_to('other')", "invalid path"),
+        ("os.mkfifo(f)", "invalid path"),
+        ("f.mkdir()", "invalid path"),
+        ("None", "missing file"),
+        ("f.write_bytes(b'x' * 100)", "changed while it was read"),
+        ("f.write_bytes(b'')", None),
+    ],
+)
 async def test_a_swap_between_list_and_read_takes_nothing_else(
-        tmp_path: Path, state_dir: Path, monkeypatch: pytest.MonkeyPatch, swap: str, reason: str | None) -> None:
+    tmp_path: Path, state_dir: Path, monkeypatch: pytest.MonkeyPatch, swap: str, reason: str | None
+) -> None:
     """A29: a file replaced after it was listed is left out (or is what it is now), never followed, never waited for."""
     async with running(state_dir, profiles=into(tmp_path / "out", "f")) as gateway:
         session = await opened(gateway)
@@ -326,8 +360,10 @@ async def test_a_program_that_swaps_all_the_time_gets_nothing_out(tmp_path: Path
     first; a process that survived it would be seen here)."""
     async with running(state_dir, profiles=into(tmp_path / "out")) as gateway:
         session = await opened(gateway)
-        code = ("import os\nopen('a', 'w').write('plain')\nos.symlink('/etc/passwd', 'b')\n"
-                "while True:\n  os.rename('a', 'c'); os.rename('b', 'a'); os.rename('c', 'b')")
+        code = (
+            "import os\nopen('a', 'w').write('plain')\nos.symlink('/etc/passwd', 'b')\n"
+            "while True:\n  os.rename('a', 'c'); os.rename('b', 'a'); os.rename('c', 'b')"
+        )
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(called_quietly, gateway, session, code)
             await anyio.sleep(0.5)
@@ -340,9 +376,24 @@ async def called_quietly(gateway: Gateway, session: Session, code: str) -> None:
     await called(gateway, session, "python", code=code)
 
 
-NAMES = [b"new\nline", b"-rf", b"a 'b' \"c\"", b"$(touch owned)", b"\xff\xfe", "bidi \u202e".encode(),
-         "\u00e9".encode(), b"\x1b[31m", b"CON", b"n" * 255, b"manifest.json", b"back\\slash", b"*", b"\xed\xa0\x80",
-         b"%2e%2e", b"..."]
+NAMES = [
+    b"new\nline",
+    b"-rf",
+    b"a 'b' \"c\"",
+    b"$(touch owned)",
+    b"\xff\xfe",
+    "bidi \u202e".encode(),
+    "\u00e9".encode(),
+    b"\x1b[31m",
+    b"CON",
+    b"n" * 255,
+    b"manifest.json",
+    b"back\\slash",
+    b"*",
+    b"\xed\xa0\x80",
+    b"%2e%2e",
+    b"...",
+]
 
 
 async def test_hostile_names_are_collected_exactly(tmp_path: Path, state_dir: Path) -> None:
@@ -353,8 +404,10 @@ async def test_hostile_names_are_collected_exactly(tmp_path: Path, state_dir: Pa
         await closed(gateway, session)
     folder = tmp_path / "out" / session.id
     manifest = manifest_of(folder)
-    exact = {base64.b64decode(one["path_base64"]) if one["path_base64"] else one["path"].encode(): one
-             for one in manifest["files"]}
+    exact = {
+        base64.b64decode(one["path_base64"]) if one["path_base64"] else one["path"].encode(): one
+        for one in manifest["files"]
+    }
     assert set(exact) == set(NAMES)
     assert {name: (folder / one["key"]).read_bytes() for name, one in exact.items()} == {name: name for name in NAMES}
     assert manifest["complete"]
@@ -366,8 +419,11 @@ async def test_a_deep_workspace_is_collected_or_marked(tmp_path: Path, state_dir
     for depth, whole in ((100, True), (1000, False)):
         async with running(state_dir / str(depth), profiles=into(tmp_path / "out")) as gateway:
             session = await opened(gateway)
-            await python(gateway, session, f"import os\nfor _ in range({depth}): os.mkdir('d'); os.chdir('d')\n"
-                         "open('f', 'w').write('deep')")
+            await python(
+                gateway,
+                session,
+                f"import os\nfor _ in range({depth}): os.mkdir('d'); os.chdir('d')\nopen('f', 'w').write('deep')",
+            )
             started = time.monotonic()
             report = await closed(gateway, session)
             assert time.monotonic() - started < 10
@@ -377,7 +433,8 @@ async def test_a_deep_workspace_is_collected_or_marked(tmp_path: Path, state_dir
 
 
 async def test_a_collection_out_of_time_has_a_manifest(
-        tmp_path: Path, state_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tmp_path: Path, state_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A31: what was taken until then is whole and listed; the rest is said to be left out."""
     monkeypatch.setattr(collect, "COLLECT_SECONDS", 1.0)
 
@@ -411,18 +468,26 @@ async def test_ten_thousand_small_files_are_collected_in_time(tmp_path: Path, st
 
 
 async def test_over_the_caps_is_incomplete_and_named(
-        tmp_path: Path, state_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tmp_path: Path, state_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A31: too many files, and more bytes than the workspace may have."""
     monkeypatch.setattr(collect, "MAX_FILES", 3)
     async with running(state_dir, profiles=into(tmp_path / "out", limits={"workspace_size": 10_000})) as gateway:
         session = await opened(gateway)
-        await ran(gateway, session, "for n in 1 2; do head -c 4000 /dev/zero > $n; done; head -c 4000 /dev/zero > 3; "
-                  "echo > 4; echo > 5; echo > 6")
+        await ran(
+            gateway,
+            session,
+            "for n in 1 2; do head -c 4000 /dev/zero > $n; done; head -c 4000 /dev/zero > 3; "
+            "echo > 4; echo > 5; echo > 6",
+        )
         report = await closed(gateway, session)
     manifest = manifest_of(tmp_path / "out" / session.id)
     assert sorted(files_of(manifest)) == ["1", "2", "4"]
     assert [(one["path"], one["reason"].partition(" ")[0]) for one in manifest["skipped"]] == [
-        ("3", "too"), ("5", "over"), ("6", "over")]
+        ("3", "too"),
+        ("5", "over"),
+        ("6", "over"),
+    ]
     assert (manifest["complete"], report.collected[0].complete) == (False, False)
 
 
@@ -441,7 +506,9 @@ async def test_a_target_that_fails_is_told_and_removal_goes_on(tmp_path: Path, s
     report = answer.json()
     assert len(report["failed"]) == 1
     assert [(one["to"], one["complete"], one["error"] is None) for one in report["collected"]] == [
-        (str(tmp_path / "blocked"), False, False), (str(tmp_path / "out"), True, True)]
+        (str(tmp_path / "blocked"), False, False),
+        (str(tmp_path / "out"), True, True),
+    ]
     assert files_of(manifest_of(tmp_path / "out" / session["id"])) == {"f": sha256(b"one\n")}
 
 
@@ -533,7 +600,8 @@ async def test_closing_cancels_what_runs_and_keeps_what_it_wrote(tmp_path: Path,
 
 
 async def test_collecting_that_takes_too_long_is_given_up(
-        tmp_path: Path, state_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tmp_path: Path, state_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """design 3: told in the answer, and the removal goes on."""
     monkeypatch.setattr("gateway.sessions.CLOSE_SECONDS", 0.5)
 

@@ -55,8 +55,11 @@ class Running:
         return f"/v1/sessions/{answer.json()['id']}"
 
     async def call(self, base: str, command: str, key: str | None = None) -> dict[str, Any]:
-        answer = await self.client.post(f"{base}/calls", json={"tool": "bash", "arguments": {"command": command}},
-                                        headers={"idempotency-key": key} if key else {})
+        answer = await self.client.post(
+            f"{base}/calls",
+            json={"tool": "bash", "arguments": {"command": command}},
+            headers={"idempotency-key": key} if key else {},
+        )
         assert answer.status_code == 200, answer.text
         result: dict[str, Any] = answer.json()
         return result
@@ -74,8 +77,13 @@ def start(state_dir: Path) -> subprocess.Popen[str]:
     config = state_dir.parent / "sandgate.toml"
     config.write_text(CONFIG)
     with (state_dir.parent / "stderr").open("a") as errors:
-        return subprocess.Popen([SANDGATE, "serve", "--config", config, "--state-dir", state_dir], text=True,
-                                stdout=subprocess.PIPE, stderr=errors, cwd=state_dir.parent)
+        return subprocess.Popen(
+            [SANDGATE, "serve", "--config", config, "--state-dir", state_dir],
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            cwd=state_dir.parent,
+        )
 
 
 @asynccontextmanager
@@ -146,7 +154,9 @@ async def killed_mid_call(state_dir: Path, rounds: int) -> None:
             assert (await running.client.get("/readyz")).status_code == 200
             await running.end(signal.SIGTERM)
     assert Counter((status, ended) for _, status, ended in records(state_dir)) == {
-        ("interrupted", 1): rounds, ("ok", 1): rounds + 1}
+        ("interrupted", 1): rounds,
+        ("ok", 1): rounds + 1,
+    }
 
 
 def _counting() -> str:
@@ -319,25 +329,38 @@ async def test_calls_with_one_key_at_once_run_once(server: Served) -> None:
     ids: list[str] = []
 
     async def one() -> None:
-        answer = await server.agent.post(f"{base}/calls", headers={"idempotency-key": "k"}, json={
-            "tool": "bash", "arguments": {"command": "echo x >> counter"}})
+        answer = await server.agent.post(
+            f"{base}/calls",
+            headers={"idempotency-key": "k"},
+            json={"tool": "bash", "arguments": {"command": "echo x >> counter"}},
+        )
         ids.append(answer.json()["id"])
 
     async with anyio.create_task_group() as tasks:
         for _ in range(20):
             tasks.start_soon(one)
-    other = await server.agent.post(f"{base}/calls", headers={"idempotency-key": "k"}, json={
-        "tool": "bash", "arguments": {"command": "echo y >> counter"}})
+    other = await server.agent.post(
+        f"{base}/calls",
+        headers={"idempotency-key": "k"},
+        json={"tool": "bash", "arguments": {"command": "echo y >> counter"}},
+    )
     assert (set(ids), other.status_code, other.json()["code"]) == ({"c-0001"}, 422, "key_reused")
     assert (server.state_dir / "workspaces" / session["id"] / "workspace" / "counter").read_text() == "x\n"
 
 
 async def vanish(server: Served, session: dict[str, Any], marker: str, headers: dict[str, str]) -> None:
     """Start a call and go away once its programs run."""
+
     async def call() -> None:
         async with server.client(session["token"]) as client:
-            await client.post(f"/v1/sessions/{session['id']}/calls", headers=headers, json={
-                "tool": "bash", "arguments": {"command": f"trap '' TERM; (setsid sleep {marker} &); sleep {marker}"}})
+            await client.post(
+                f"/v1/sessions/{session['id']}/calls",
+                headers=headers,
+                json={
+                    "tool": "bash",
+                    "arguments": {"command": f"trap '' TERM; (setsid sleep {marker} &); sleep {marker}"},
+                },
+            )
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(call)
@@ -385,8 +408,12 @@ async def test_a_stream_that_is_taken_up_again_goes_on(state_dir: Path) -> None:
         events = {"accept": "text/event-stream"}
         command = "for n in 1 2 3 4 5 6 7 8; do echo $n; sleep 0.25; done"
         last = ""
-        async with server.client(session["token"]) as client, client.stream("POST", base, headers=events, json={
-                "tool": "bash", "arguments": {"command": command}}) as stream:
+        async with (
+            server.client(session["token"]) as client,
+            client.stream(
+                "POST", base, headers=events, json={"tool": "bash", "arguments": {"command": command}}
+            ) as stream,
+        ):
             async for line in stream.aiter_lines():
                 last = line.removeprefix("id: ") if line.startswith("id: ") else last
                 if last and not line:

@@ -18,9 +18,17 @@ def test_demo_ends_as_it_must(tmp_path: Path) -> None:
     done = sandgate("demo", "--json", TMPDIR=str(tmp_path), SANDGATE_AGENT_TOKEN="not the demo's")
     report = json.loads(done.stdout)
     assert [(row["tool"], row["status"], row["as_expected"]) for row in report["calls"]] == [
-        ("bash", "ok", True), ("grep", "ok", True), ("python", "ok", True), ("write_file", "ok", True),
-        ("edit_file", "ok", True), ("deploy", "denied", True), ("bash", "skipped", True), ("bash", "timeout", True),
-        ("bash", "ok", True), ("read_result", "ok", True)]
+        ("bash", "ok", True),
+        ("grep", "ok", True),
+        ("python", "ok", True),
+        ("write_file", "ok", True),
+        ("edit_file", "ok", True),
+        ("deploy", "denied", True),
+        ("bash", "skipped", True),
+        ("bash", "timeout", True),
+        ("bash", "ok", True),
+        ("read_result", "ok", True),
+    ]
     assert (done.returncode, done.stderr, report["ok"], report["kind"]) == (0, "", True, "local")
     assert report["calls"][6]["hooks"] == ["NoPush"]
     assert (report["calls"][8]["bytes"], report["read_back"]["bytes"]) == (LARGE_BYTES, LARGE_BYTES)

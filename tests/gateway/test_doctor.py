@@ -47,8 +47,18 @@ def test_doctor_finds_that_everything_works_and_leaves_nothing(tmp_path: Path) -
     report = json.loads(done.stdout)
     assert (done.returncode, report["works"]) == (0, True)
     assert {one["name"] for one in report["checks"]} >= {
-        "python", "platform", "user", "packages", "bubblewrap", "user namespaces", "kind local", "control groups",
-        "store", "state folder", "port"}
+        "python",
+        "platform",
+        "user",
+        "packages",
+        "bubblewrap",
+        "user namespaces",
+        "kind local",
+        "control groups",
+        "store",
+        "state folder",
+        "port",
+    }
     assert [one for one in report["checks"] if one["verdict"] == "weak" and not one["remedy"]] == []
     assert list(tmp_path.iterdir()) == []
 
@@ -63,8 +73,14 @@ def test_doctor_shows_a_table(tmp_path: Path) -> None:
 
 def test_doctor_ends_with_1_where_a_needed_kind_does_not_work(tmp_path: Path) -> None:
     (tmp_path / "sandgate.toml").write_text(f"[profiles.default]\nkind = '{BROKEN}'\n")
-    done = sandgate("doctor", "--port", "0", cwd=tmp_path, SANDGATE_STATE_DIR=str(tmp_path / "state"),
-                    PYTHONPATH=str(Path(__file__).parents[2]))
+    done = sandgate(
+        "doctor",
+        "--port",
+        "0",
+        cwd=tmp_path,
+        SANDGATE_STATE_DIR=str(tmp_path / "state"),
+        PYTHONPATH=str(Path(__file__).parents[2]),
+    )
     assert done.returncode == 1
     assert "it is broken" in done.stdout
     assert "-> mend it" in done.stdout
@@ -109,8 +125,9 @@ def test_a_held_state_folder_is_noticed_without_taking_it(tmp_path: Path) -> Non
     assert not held(tmp_path)
 
 
-@pytest.mark.parametrize("gap", ["memory: per process only", "cpus: not limited", "processes: not limited",
-                                 "workspace_size: per file only"])
+@pytest.mark.parametrize(
+    "gap", ["memory: per process only", "cpus: not limited", "processes: not limited", "workspace_size: per file only"]
+)
 def test_every_gap_of_the_local_kind_has_a_remedy(gap: str) -> None:
     assert remedy_of_gap(gap)
 

@@ -43,8 +43,9 @@ async def python(server: Served, base: str, code: str) -> str:
     return "".join(block["text"] for block in result["content"])
 
 
-async def put(server: Served, base: str, path: str, content: bytes | AsyncIterator[bytes],
-              kind: str = "") -> httpx2.Response:
+async def put(
+    server: Served, base: str, path: str, content: bytes | AsyncIterator[bytes], kind: str = ""
+) -> httpx2.Response:
     headers = {"content-type": kind} if kind else {}
     return await server.agent.put(f"{base}/files/{path}", content=content, headers=headers)
 
@@ -103,7 +104,10 @@ async def test_a_folder_is_listed_one_level_or_whole(server: Served) -> None:
     flat, whole = [(await server.agent.get(f"{base}/files{query}")).json() for query in ("", "?recursive=true")]
     assert [(one["path"], one["kind"]) for one in flat["entries"]] == [("d", "directory")]
     assert [(one["path"], one["href"], one["kind"]) for one in whole["entries"]] == [
-        ("d", "d", "directory"), ("d/e", "d/e", "directory"), ("d/e/f.txt", "d/e/f.txt", "file")]
+        ("d", "d", "directory"),
+        ("d/e", "d/e", "directory"),
+        ("d/e/f.txt", "d/e/f.txt", "file"),
+    ]
     assert whole["entries"][2]["size"] == 5
     below = (await server.agent.get(f"{base}/files/d/e")).json()
     assert [(one["path"], one["href"]) for one in below["entries"]] == [("d/e/f.txt", "d/e/f.txt")]
@@ -124,18 +128,44 @@ async def test_a_hostile_folder_is_in_the_path_of_its_files(server: Served) -> N
 async def test_the_workspace_itself_stays(server: Served) -> None:
     """Neither removed nor replaced by a file."""
     base = await opened(server)
-    codes = [(await server.agent.delete(f"{base}/files/?recursive=true")).status_code,
-             (await server.agent.delete(f"{base}/files?recursive=true")).status_code,
-             (await put(server, base, "", b"x")).status_code]
+    codes = [
+        (await server.agent.delete(f"{base}/files/?recursive=true")).status_code,
+        (await server.agent.delete(f"{base}/files?recursive=true")).status_code,
+        (await put(server, base, "", b"x")).status_code,
+    ]
     assert codes == [422, 405, 422]
     assert workspace(server, base).is_dir()
 
 
 HOSTILE_NAMES = [
-    b"new\nline", b"-rf", b"--help", b"a 'b' \"c\"", b"$(touch owned)", b"`id`", b"a;b|c&d", b"back\\slash", b"tab\t",
-    b"\x1b[31mred", b"\xff\xfe not utf-8", "bidi \u202egnp.exe".encode(), "e\u0301 and é".encode(),
-    "\U0001f4a9".encode(), b"%2e%2e", b"%00", b"a?b#c", b"*", b"~", b"...", b" ", b".hidden", b"n" * 255, b"CON",
-    b"a:b", "\ufeffbom".encode(), b"\x7f", b"\xed\xa0\x80",
+    b"new\nline",
+    b"-rf",
+    b"--help",
+    b"a 'b' \"c\"",
+    b"$(touch owned)",
+    b"`id`",
+    b"a;b|c&d",
+    b"back\\slash",
+    b"tab\t",
+    b"\x1b[31mred",
+    b"\xff\xfe not utf-8",
+    "bidi \u202egnp.exe".encode(),
+    "e\u0301 and é".encode(),
+    "\U0001f4a9".encode(),
+    b"%2e%2e",
+    b"%00",
+    b"a?b#c",
+    b"*",
+    b"~",
+    b"...",
+    b" ",
+    b".hidden",
+    b"n" * 255,
+    b"CON",
+    b"a:b",
+    "\ufeffbom".encode(),
+    b"\x7f",
+    b"\xed\xa0\x80",
 ]
 
 
@@ -175,21 +205,33 @@ async def test_a_tar_goes_in_and_comes_out(server: Served) -> None:
     """Plain and gzip, below a folder; contents, modes and names stay."""
     base = await opened(server)
     for kind in ("w", "w:gz"):
-        archive = an_archive(member("./s/run.sh", b"#!/bin/sh\n", mode=0o755), member("s/d", type=tarfile.DIRTYPE),
-                             member("ü.txt", b"text"), member("long/" + "n" * 200, b"long"), mode=kind)
+        archive = an_archive(
+            member("./s/run.sh", b"#!/bin/sh\n", mode=0o755),
+            member("s/d", type=tarfile.DIRTYPE),
+            member("ü.txt", b"text"),
+            member("long/" + "n" * 200, b"long"),
+            mode=kind,
+        )
         answer = await put(server, base, "in", archive, TAR)
         assert (answer.status_code, answer.json()) == (201, {"files": 3, "bytes": len(b"#!/bin/sh\ntextlong")})
     out = await server.agent.get(f"{base}/files/in", headers={"accept": TAR})
     with tarfile.open(fileobj=io.BytesIO(out.content)) as tar:
         found = {one.name: (oct(one.mode), tar.extractfile(one).read()) for one in tar}  # type: ignore[union-attr]
-    assert found == {"s/run.sh": ("0o755", b"#!/bin/sh\n"), "ü.txt": ("0o644", b"text"),
-                     "long/" + "n" * 200: ("0o644", b"long")}
+    assert found == {
+        "s/run.sh": ("0o755", b"#!/bin/sh\n"),
+        "ü.txt": ("0o644", b"text"),
+        "long/" + "n" * 200: ("0o644", b"long"),
+    }
 
 
 def _sparse() -> bytes:
     info = tarfile.TarInfo("sparse")
-    info.pax_headers = {"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.realsize": str(1 << 40),
-                        "GNU.sparse.name": "sparse"}
+    info.pax_headers = {
+        "GNU.sparse.major": "1",
+        "GNU.sparse.minor": "0",
+        "GNU.sparse.realsize": str(1 << 40),
+        "GNU.sparse.name": "sparse",
+    }
     return an_archive((info, b"1\n0\n0\n" + bytes(506)))
 
 
@@ -209,8 +251,9 @@ HOSTILE_ARCHIVES: dict[str, Callable[[], bytes]] = {
     "drive": lambda: an_archive(member("ok", b"1"), member("C:\\owned", b"1")),
     "drive-slash": lambda: an_archive(member("ok", b"1"), member("C:/owned", b"1")),
     "backslash": lambda: an_archive(member("ok", b"1"), member("..\\owned", b"1")),
-    "link-and-file": lambda: an_archive(member("ok", b"1"), member("l", type=tarfile.SYMTYPE, linkname="/tmp"),
-                                        member("l/owned", b"1")),
+    "link-and-file": lambda: an_archive(
+        member("ok", b"1"), member("l", type=tarfile.SYMTYPE, linkname="/tmp"), member("l/owned", b"1")
+    ),
     "link-inside": lambda: an_archive(member("ok", b"1"), member("l", type=tarfile.SYMTYPE, linkname="ok")),
     "hard-link": lambda: an_archive(member("ok", b"1"), member("h", type=tarfile.LNKTYPE, linkname="/etc/passwd")),
     "device": lambda: an_archive(member("ok", b"1"), member("d", type=tarfile.CHRTYPE, devmajor=1, devminor=1)),
@@ -286,10 +329,15 @@ def zeros_after(size: int) -> bytes:
     return gzip.compress(header.tobuf()) + gzip.compress(bytes(1 << 20), 9) * (size >> 20)
 
 
-@pytest.mark.parametrize("archive", [
-    pytest.param(lambda: bomb(10 << 30), id="content"), pytest.param(lambda: header_bomb(10 << 30), id="header"),
-    pytest.param(lambda: zeros_after(10 << 30), id="folder"),
-    pytest.param(lambda: many(1_000_000), id="members", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "archive",
+    [
+        pytest.param(lambda: bomb(10 << 30), id="content"),
+        pytest.param(lambda: header_bomb(10 << 30), id="header"),
+        pytest.param(lambda: zeros_after(10 << 30), id="folder"),
+        pytest.param(lambda: many(1_000_000), id="members", marks=pytest.mark.slow),
+    ],
+)
 async def test_an_archive_bomb_stops_at_its_cap(server: Served, archive: Callable[[], bytes]) -> None:
     """A34: 10 MB that unpack to 10 GB, in a file, in a header or as 1 M members: refused soon, with little memory and
     no disk; others are served meanwhile."""
@@ -324,13 +372,17 @@ def _resident() -> int:
 async def test_special_files_answer_at_once(server: Served) -> None:
     """A27, A28: links, FIFO, socket and folders that look like files: listed as what they are, never opened."""
     base = await opened(server)
-    await python(server, base, "import os, socket\n"
-                 "os.mkfifo('fifo'); socket.socket(socket.AF_UNIX).bind('socket')\n"
-                 "os.symlink('/etc/passwd', 'absolute'); os.symlink('../../../etc/passwd', 'relative')\n"
-                 "os.symlink('absolute', 'chained'); os.symlink('/', 'root'); os.symlink('loop', 'loop')\n"
-                 "os.symlink('/dev/zero', 'zero'); os.symlink('nothing', 'dangling')\n"
-                 "os.symlink('/proc/self/environ', 'env')\n"
-                 "open('plain', 'w').write('plain'); os.symlink('plain', 'inside')")
+    await python(
+        server,
+        base,
+        "import os, socket\n"
+        "os.mkfifo('fifo'); socket.socket(socket.AF_UNIX).bind('socket')\n"
+        "os.symlink('/etc/passwd', 'absolute'); os.symlink('../../../etc/passwd', 'relative')\n"
+        "os.symlink('absolute', 'chained'); os.symlink('/', 'root'); os.symlink('loop', 'loop')\n"
+        "os.symlink('/dev/zero', 'zero'); os.symlink('nothing', 'dangling')\n"
+        "os.symlink('/proc/self/environ', 'env')\n"
+        "open('plain', 'w').write('plain'); os.symlink('plain', 'inside')",
+    )
     names = ("fifo", "socket", "absolute", "relative", "chained", "root", "loop", "zero", "dangling", "env", "inside")
     started = time.monotonic()
     answers = {name: await server.agent.get(f"{base}/files/{name}") for name in names}
@@ -341,7 +393,11 @@ async def test_special_files_answer_at_once(server: Served) -> None:
     assert through.status_code in (404, 422)
     listing = (await server.agent.get(f"{base}/files")).json()["entries"]
     assert {one["path"]: one["kind"] for one in listing} == {
-        **dict.fromkeys(names, "symlink"), "fifo": "other", "socket": "other", "plain": "file"}
+        **dict.fromkeys(names, "symlink"),
+        "fifo": "other",
+        "socket": "other",
+        "plain": "file",
+    }
     with tarfile.open(fileobj=io.BytesIO(archive.content)) as tar:
         assert tar.getnames() == ["plain"]
 
@@ -360,10 +416,14 @@ async def test_a_write_below_a_link_is_refused(server: Served) -> None:
     """A37: `out` leads to /tmp; neither a file nor an archive goes through it, and nothing is written there."""
     base = await opened(server)
     await bash(server, base, "ln -s /tmp out; mkdir real; ln -s real near")
-    answers = [await put(server, base, "out/x", b"1"), await put(server, base, "near/x", b"1"),
-               await put(server, base, "out", an_archive(member("x", b"1")), TAR),
-               await put(server, base, "", an_archive(member("near/x", b"1")), TAR),
-               await server.agent.delete(f"{base}/files/near/x"), await server.agent.delete(f"{base}/files/out/x")]
+    answers = [
+        await put(server, base, "out/x", b"1"),
+        await put(server, base, "near/x", b"1"),
+        await put(server, base, "out", an_archive(member("x", b"1")), TAR),
+        await put(server, base, "", an_archive(member("near/x", b"1")), TAR),
+        await server.agent.delete(f"{base}/files/near/x"),
+        await server.agent.delete(f"{base}/files/out/x"),
+    ]
     assert [one.status_code for one in answers] == [422] * 6
     assert await bash(server, base, "ls real; ls /tmp | grep -c x; true") == "0\n"
 
@@ -445,6 +505,7 @@ async def test_an_upload_broken_off_leaves_no_file(server: Served, caplog: pytes
 
 async def test_a_file_over_the_upload_limit_leaves_nothing(state_dir: Path) -> None:
     """A56, R58: refused by its announced length, and when it turns out longer while it comes."""
+
     async def pieces() -> AsyncIterator[bytes]:
         for _ in range(20):
             yield bytes(100_000)
@@ -477,8 +538,10 @@ async def test_a_reader_that_goes_away_holds_nothing(server: Served) -> None:
     await server.agent.get(f"{base}/files")
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(20):
-        async with server.client(server.agent.headers["authorization"].removeprefix("Bearer ")) as client, \
-                client.stream("GET", f"{base}/files/hole") as stream:
+        async with (
+            server.client(server.agent.headers["authorization"].removeprefix("Bearer ")) as client,
+            client.stream("GET", f"{base}/files/hole") as stream,
+        ):
             await anext(stream.aiter_bytes())
     with anyio.fail_after(10):
         while len(os.listdir("/proc/self/fd")) > before + 10:

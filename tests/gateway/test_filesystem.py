@@ -99,8 +99,19 @@ async def test_parts_of_a_file_are_read_in_any_order(session: Session) -> None:
 
 async def test_range_is_that_of_a_slice(session: Session) -> None:
     fs, whole = SandgateFileSystem(), TABLE.encode()
-    for start, end in [(None, None), (0, 5), (10, 20), (-5, None), (-10, -3), (5, -5), (None, 4), (7, 7), (10**9, None),
-                       (5, 10**9), (-(10**9), 3)]:
+    for start, end in [
+        (None, None),
+        (0, 5),
+        (10, 20),
+        (-5, None),
+        (-10, -3),
+        (5, -5),
+        (None, 4),
+        (7, 7),
+        (10**9, None),
+        (5, 10**9),
+        (-(10**9), 3),
+    ]:
         assert await in_thread(fs.cat_file, reference_of(session), start, end) == whole[start:end], (start, end)
 
 
@@ -131,8 +142,13 @@ async def test_file_is_fetched_whole(session: Session, tmp_path: Path) -> None:
 async def test_info_names_size_type_and_digest(session: Session) -> None:
     fs, (stored,) = SandgateFileSystem(), await session.results()
     info = await in_thread(fs.info, reference_of(session))
-    assert info == {"name": f"{session.id}/results/0001-python-stdout", "type": "file", "size": len(TABLE),
-                    "media_type": stored.media_type, "sha256": stored.sha256}
+    assert info == {
+        "name": f"{session.id}/results/0001-python-stdout",
+        "type": "file",
+        "size": len(TABLE),
+        "media_type": stored.media_type,
+        "sha256": stored.sha256,
+    }
     assert await in_thread(fs.ls, f"sandgate://{session.id}/results") == [info]
 
 
@@ -141,7 +157,8 @@ async def test_session_is_listed_from_its_top(session: Session) -> None:
     assert await in_thread(fs.ls, "sandgate://", False) == [session.id]
     assert await in_thread(fs.ls, f"sandgate://{session.id}", False) == [f"{session.id}/results"]
     assert await in_thread(fs.ls, f"sandgate://{session.id}/results/", False) == [
-        f"{session.id}/results/0001-python-stdout"]
+        f"{session.id}/results/0001-python-stdout"
+    ]
     assert await in_thread(fs.isdir, f"sandgate://{session.id}")
 
 
@@ -164,7 +181,8 @@ async def test_collected_files_stand_in_folders(session: Session, tmp_path: Path
 async def test_glob_finds_results(session: Session) -> None:
     fs = SandgateFileSystem()
     assert await in_thread(fs.glob, f"sandgate://{session.id}/results/*-stdout") == [
-        f"{session.id}/results/0001-python-stdout"]
+        f"{session.id}/results/0001-python-stdout"
+    ]
     assert await in_thread(fs.glob, f"sandgate://{session.id}/results/*.csv") == []
 
 
@@ -188,11 +206,20 @@ async def test_info_is_asked_once(session: Session) -> None:
 
 
 FORGED = [
-    "s-{other}/results/0001-python-stdout", "{own}/results/9999-x-stdout", "{own}/files/etc/passwd",
-    "{own}/results/../../{own}/results/0001-python-stdout", "{own}/results/x/../0001-python-stdout",
-    "../{own}/results/0001-python-stdout", "/{own}/results/0001-python-stdout", "{own}/results//0001-python-stdout",
-    "{own}/results/%2e%2e/x", "{own}/results/.partial", "{own}/results/0001-python-stdout?lines=1-2",
-    "{own}/results/0001-python-stdout#", "{own}/results/a\0b", "user:password@host/results/x",
+    "s-{other}/results/0001-python-stdout",
+    "{own}/results/9999-x-stdout",
+    "{own}/files/etc/passwd",
+    "{own}/results/../../{own}/results/0001-python-stdout",
+    "{own}/results/x/../0001-python-stdout",
+    "../{own}/results/0001-python-stdout",
+    "/{own}/results/0001-python-stdout",
+    "{own}/results//0001-python-stdout",
+    "{own}/results/%2e%2e/x",
+    "{own}/results/.partial",
+    "{own}/results/0001-python-stdout?lines=1-2",
+    "{own}/results/0001-python-stdout#",
+    "{own}/results/a\0b",
+    "user:password@host/results/x",
 ]
 
 
@@ -231,8 +258,15 @@ async def test_other_scheme_leaves_no_request(server: Served, environment: None)
 
     async with listening(note) as url:
         fs = SandgateFileSystem(url=url, token="token")
-        for path in (f"{url}/x", f"sandgate://{url}/x", "s3://bucket/key", "file:///etc/passwd", "/etc/passwd", "..",
-                     f"sandgate://{url.removeprefix('http://')}/results/x"):
+        for path in (
+            f"{url}/x",
+            f"sandgate://{url}/x",
+            "s3://bucket/key",
+            "file:///etc/passwd",
+            "/etc/passwd",
+            "..",
+            f"sandgate://{url.removeprefix('http://')}/results/x",
+        ):
             for look in (fs.info, fs.cat_file, fs.ls, fs.open):
                 with pytest.raises(FileNotFoundError):
                     await in_thread(look, path)
@@ -322,13 +356,13 @@ async def test_connections_close_when_the_file_system_is_dropped(session: Sessio
 async def test_process_that_used_it_ends_without_a_word(session: Session) -> None:
     """Nothing is imported or closed by hand: the entry point finds it, and the connections close at exit."""
     code = "import sys, pandas; print(len(pandas.read_csv(sys.argv[1])))"
-    done = await anyio.run_process([sys.executable, "-W", "error::ResourceWarning", "-c", code,
-                                    reference_of(session)])
+    done = await anyio.run_process([sys.executable, "-W", "error::ResourceWarning", "-c", code, reference_of(session)])
     assert (done.stdout, done.stderr) == (b"5000\n", b"")
 
 
-async def test_changed_environment_is_followed(server: Served, session: Session,
-                                               monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_changed_environment_is_followed(
+    server: Served, session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """fsspec keeps file systems for the life of the process; what is known of one token is not told to another."""
     fs = SandgateFileSystem()
     await in_thread(fs.info, reference_of(session))

@@ -37,7 +37,7 @@ def test_stored_flood_is_whole_and_leaves_memory_as_it_was() -> None:
         session = server.session()
         server.call(session, "bash", command="seq 1 50000")
         with memory_growth(server.process) as grown:
-            result = server.call(session, "bash", command=f"python3 -c \"{CODE.format(count=500)}\"")
+            result = server.call(session, "bash", command=f'python3 -c "{CODE.format(count=500)}"')
     [reference] = result["references"]
     assert (reference["bytes"], reference["sha256"]) == (500 << 20, whole.hexdigest())
     assert grown[0] < 64

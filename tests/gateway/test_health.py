@@ -37,7 +37,8 @@ def without_namespaces() -> Callable[[], None]:
 
     def enter() -> None:
         if libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) or libc.prctl(
-                PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.byref(program), 0, 0):
+            PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.byref(program), 0, 0
+        ):
             os._exit(99)
 
     return enter
@@ -48,8 +49,14 @@ async def crippled(state_dir: Path, folder: Path, **start: Any) -> AsyncIterator
     """A gateway as a process that cannot make sandboxes; its client, and the lines of its greeting."""
     (folder / "sandgate.toml").write_text("[server]\nport = 0\n")
     with (folder / "stderr").open("w") as errors:
-        process = subprocess.Popen([SANDGATE, "serve", "--state-dir", state_dir], stdout=subprocess.PIPE, stderr=errors,
-                                   text=True, cwd=folder, **start)
+        process = subprocess.Popen(
+            [SANDGATE, "serve", "--state-dir", state_dir],
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            cwd=folder,
+            **start,
+        )
     assert process.stdout is not None
     try:
         greeting: list[str] = []
@@ -57,8 +64,9 @@ async def crippled(state_dir: Path, folder: Path, **start: Any) -> AsyncIterator
             greeting.append(await anyio.to_thread.run_sync(process.stdout.readline))
             assert greeting[-1], (folder / "stderr").read_text()
         token = (state_dir / "tokens" / "agent").read_text().strip()
-        async with httpx2.AsyncClient(base_url=greeting[0].split()[-1], timeout=60,
-                                      headers={"authorization": f"Bearer {token}"}) as client:
+        async with httpx2.AsyncClient(
+            base_url=greeting[0].split()[-1], timeout=60, headers={"authorization": f"Bearer {token}"}
+        ) as client:
             yield client, greeting
         process.send_signal(signal.SIGTERM)
         assert await anyio.to_thread.run_sync(process.wait, 20) == 0
@@ -85,8 +93,9 @@ async def refused_everywhere(state_dir: Path, folder: Path, words: str, **start:
             assert (opening.status_code, problem["code"]) == (503, "sandbox_unavailable")
             assert kind["reason"] in problem["detail"]
             assert problem["remedy"] == kind["remedy"]
-        absent = await client.post(f"/v1/sessions/s-{'0' * 32}/calls", json={
-            "tool": "bash", "arguments": {"command": f"touch {marker}"}})
+        absent = await client.post(
+            f"/v1/sessions/s-{'0' * 32}/calls", json={"tool": "bash", "arguments": {"command": f"touch {marker}"}}
+        )
         assert absent.status_code == 404
         assert (await client.get("/v1/sessions")).json() == {"sessions": []}
         assert (await client.get("/healthz")).status_code == 200

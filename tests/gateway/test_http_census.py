@@ -43,9 +43,16 @@ def filled(path: str, names: Mapping[str, str]) -> str:
 async def test_the_census_sees_the_whole_application(server: Served) -> None:
     """A46: the list is not empty by mistake."""
     found = routes(server)
-    assert {"/healthz", "/readyz", "/openapi.json", "/v1/sessions", "/v1/sessions/{session_id}",
-            "/v1/sessions/{session_id}/calls", "/v1/sessions/{session_id}/results/{key:path}",
-            "/v1/sessions/{session_id}/files/{path:exact}"} <= set(found)
+    assert {
+        "/healthz",
+        "/readyz",
+        "/openapi.json",
+        "/v1/sessions",
+        "/v1/sessions/{session_id}",
+        "/v1/sessions/{session_id}/calls",
+        "/v1/sessions/{session_id}/results/{key:path}",
+        "/v1/sessions/{session_id}/files/{path:exact}",
+    } <= set(found)
     assert found["/v1/sessions"] >= {"GET", "POST"}
 
 
@@ -54,8 +61,21 @@ async def test_no_route_answers_without_a_token(server: Served, headers: dict[st
     """A46: 401 for every route and every method, also for methods and paths that are not there; health is open."""
     session = await server.session()
     seen = {}
-    for path in [*routes(server), "/", "/nothing", "/docs", "/redoc", "/v1", "/mcp", "/metrics", "/healthz/",
-                 "//healthz", "/healthz/../v1/sessions", "/v1/sessions/", "/readyz/x"]:
+    for path in [
+        *routes(server),
+        "/",
+        "/nothing",
+        "/docs",
+        "/redoc",
+        "/v1",
+        "/mcp",
+        "/metrics",
+        "/healthz/",
+        "//healthz",
+        "/healthz/../v1/sessions",
+        "/v1/sessions/",
+        "/readyz/x",
+    ]:
         for method in METHODS[:-3]:
             target = filled(path, {"session_id": session["id"]})
             answer = await server.anonymous.request(method, target, headers=headers)
@@ -80,8 +100,10 @@ async def test_no_route_takes_a_websocket(server: Served) -> None:
     seen, with_token = {}, set()
     for path in routes(server):
         target = filled(path, {"session_id": session["id"]})
-        start = (f"GET {target} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: Upgrade\r\n"
-                 "Upgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n")
+        start = (
+            f"GET {target} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: Upgrade\r\n"
+            "Upgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
+        )
         seen[path] = (await _raw(server, f"{start}\r\n")).split(b" ")[1]
         with_token.add((await _raw(server, f"{start}Authorization: {token}\r\n\r\n")).split(b" ")[1])
     assert {path for path, code in seen.items() if code != b"401"} == OPEN_PATHS
@@ -100,8 +122,9 @@ async def test_a_websocket_scope_is_refused_by_the_guard(server: Served) -> None
         async def send(message: Any, sent: list[Any] = sent) -> None:
             sent.append(message)
 
-        await guard({"type": "websocket", "path": "/v1/sessions", "headers": [(b"host", b"localhost"), *headers]},
-                    receive, send)
+        await guard(
+            {"type": "websocket", "path": "/v1/sessions", "headers": [(b"host", b"localhost"), *headers]}, receive, send
+        )
         assert [(one["type"], one["code"]) for one in sent] == [("websocket.close", 1008)]
 
 
@@ -123,14 +146,16 @@ async def _life(server: Served) -> tuple[dict[str, Any], dict[str, str]]:
     return session, {"call_id": result["id"], "key": key, "path": "secret.txt"}
 
 
-async def _asked(client: httpx2.AsyncClient, found: dict[str, set[str]], session_id: str,
-                 names: dict[str, str]) -> dict[tuple[str, str], tuple[int, str]]:
+async def _asked(
+    client: httpx2.AsyncClient, found: dict[str, set[str]], session_id: str, names: dict[str, str]
+) -> dict[tuple[str, str], tuple[int, str]]:
     answers = {}
     for path, method in _of_a_session(found):
         json = {"tool": "bash", "arguments": {"command": "echo x > secret.txt"}} if method == "POST" else None
         for accept in ("*/*", "text/event-stream", "application/x-tar"):
-            answer = await client.request(method, filled(path, {**names, "session_id": session_id}), json=json,
-                                          headers={"accept": accept})
+            answer = await client.request(
+                method, filled(path, {**names, "session_id": session_id}), json=json, headers={"accept": accept}
+            )
             answers[f"{method} {path}", accept] = (answer.status_code, answer.text)
     return answers
 

@@ -29,10 +29,15 @@ async def test_list_says_what_is_stored_since_when_and_until_when(server: Served
     assert expires - created == pytest.approx(24 * 3600)
 
 
-@pytest.mark.parametrize(("wanted", "start", "end"), [
-    ("bytes=0-3", 0, 4), ("bytes=10-", 10, len(NUMBERS)), ("bytes=-5", len(NUMBERS) - 5, len(NUMBERS)),
-    ("bytes=5-999999999", 5, len(NUMBERS)),
-])
+@pytest.mark.parametrize(
+    ("wanted", "start", "end"),
+    [
+        ("bytes=0-3", 0, 4),
+        ("bytes=10-", 10, len(NUMBERS)),
+        ("bytes=-5", len(NUMBERS) - 5, len(NUMBERS)),
+        ("bytes=5-999999999", 5, len(NUMBERS)),
+    ],
+)
 async def test_range_is_answered_with_its_place(server: Served, wanted: str, start: int, end: int) -> None:
     reference, route = await stored(server)
     answer = await server.agent.get(f"{route}/{reference['reference'].rpartition('/')[2]}", headers={"range": wanted})
@@ -44,8 +49,10 @@ async def test_range_is_answered_with_its_place(server: Served, wanted: str, sta
 async def test_range_outside_is_416_and_says_the_size(server: Served, wanted: str) -> None:
     """RFC 9110, 15.5.17."""
     reference, route = await stored(server)
-    answer = await server.agent.get(f"{route}/{reference['reference'].rpartition('/')[2]}",
-                                    headers={"range": wanted.replace("{size}", str(len(NUMBERS)))})
+    answer = await server.agent.get(
+        f"{route}/{reference['reference'].rpartition('/')[2]}",
+        headers={"range": wanted.replace("{size}", str(len(NUMBERS)))},
+    )
     assert (answer.status_code, answer.json()["code"]) == (416, "range_not_satisfiable")
     assert answer.headers["content-range"] == f"bytes */{len(NUMBERS)}"
 
@@ -54,14 +61,20 @@ async def test_pages_are_lines_or_matches(server: Served) -> None:
     reference, route = await stored(server)
     url = f"{route}/{reference['reference'].rpartition('/')[2]}"
     pages = [(await server.agent.get(url, params=one)).json() for one in ({"lines": "2-4"}, {"grep": "^1999[89]$"})]
-    assert pages == [{"text": "2\n3\n4", "truncated": False},
-                     {"text": "19998:19998\n19999:19999\n", "truncated": False}]
+    assert pages == [
+        {"text": "2\n3\n4", "truncated": False},
+        {"text": "19998:19998\n19999:19999\n", "truncated": False},
+    ]
 
 
-@pytest.mark.parametrize(("headers", "detail"), [
-    ({}, "a token is needed"), ({"authorization": "Basic dXNlcjpwYXNz"}, "a token is needed"),
-    ({"authorization": "Bearer wrong"}, "this token is not known"),
-])
+@pytest.mark.parametrize(
+    ("headers", "detail"),
+    [
+        ({}, "a token is needed"),
+        ({"authorization": "Basic dXNlcjpwYXNz"}, "a token is needed"),
+        ({"authorization": "Bearer wrong"}, "this token is not known"),
+    ],
+)
 async def test_refusal_without_a_known_token_says_which(server: Served, headers: dict[str, str], detail: str) -> None:
     answer = await server.anonymous.get("/v1/sessions", headers=headers)
     assert (answer.status_code, answer.json()["detail"]) == (401, detail)

@@ -48,13 +48,23 @@ def whole(answer: bytes) -> bool:
     return bool(end and length and len(body) >= int(length[1]))
 
 
-def head(server: Served, method: str, target: bytes | str, *headers: bytes, host: bytes = b"127.0.0.1",
-         token: str | None = None) -> bytes:
+def head(
+    server: Served,
+    method: str,
+    target: bytes | str,
+    *headers: bytes,
+    host: bytes = b"127.0.0.1",
+    token: str | None = None,
+) -> bytes:
     """A request head with the agent's token, which no client has made proper."""
     target = target.encode() if isinstance(target, str) else target
     authorization = (token or server.agent.headers["authorization"]).encode()
-    lines = [method.encode() + b" " + target + b" HTTP/1.1", b"Host: " + host, b"Authorization: " + authorization,
-             *headers]
+    lines = [
+        method.encode() + b" " + target + b" HTTP/1.1",
+        b"Host: " + host,
+        b"Authorization: " + authorization,
+        *headers,
+    ]
     return b"\r\n".join(lines) + b"\r\n\r\n"
 
 
@@ -67,8 +77,10 @@ def body_of(answer: bytes) -> Any:
 
 
 async def post(server: Served, path: str, body: bytes) -> bytes:
-    return await raw(server.url, head(server, "POST", path, b"Content-Type: application/json",
-                                      b"Content-Length: %d" % len(body)) + body)
+    return await raw(
+        server.url,
+        head(server, "POST", path, b"Content-Type: application/json", b"Content-Length: %d" % len(body)) + body,
+    )
 
 
 HOSTILE_PATHS = {
@@ -107,8 +119,11 @@ async def test_a_path_that_leaves_the_workspace_is_refused(server: Served, metho
     seen = {}
     for name, path in HOSTILE_PATHS.items():
         body = b"owned" if method == "PUT" else b""
-        answer = await raw(server.url, head(server, method, f"/v1/sessions/{session['id']}".encode() + path,
-                                            b"Content-Length: %d" % len(body)) + body)
+        answer = await raw(
+            server.url,
+            head(server, method, f"/v1/sessions/{session['id']}".encode() + path, b"Content-Length: %d" % len(body))
+            + body,
+        )
         seen[name] = status_of(answer)
         assert b"root:x:0" not in answer
     allowed = {"PUT": {400, 404, 405, 415, 422}}.get(method, {400, 404, 405})
@@ -142,8 +157,12 @@ async def test_a_foreign_reference_looks_like_a_forged_one(server: Served) -> No
     async with server.client(other["token"]) as stranger:
         real = await stranger.get(f"/v1/sessions/{owner['id']}/results/{key}")
         absent = await stranger.get(f"/v1/sessions/s-{'0' * 32}/results/{key}")
-        own = [await stranger.post(f"/v1/sessions/{other['id']}/calls", json={
-            "tool": "read_result", "arguments": {"reference": one}}) for one in (reference, forged)]
+        own = [
+            await stranger.post(
+                f"/v1/sessions/{other['id']}/calls", json={"tool": "read_result", "arguments": {"reference": one}}
+            )
+            for one in (reference, forged)
+        ]
     assert (real.status_code, real.text) == (absent.status_code, absent.text) == (404, real.text)
     answers = [{**one.json(), "id": "", "duration_ms": 0} for one in own]
     assert answers[0] == answers[1]
@@ -167,11 +186,25 @@ async def test_an_own_expired_result_is_410(state_dir: Path) -> None:
 
 
 FORGED = [
-    "file:///etc/passwd", "/etc/passwd", "../../etc/passwd", "http://169.254.169.254/latest/meta-data",
-    "s3://other-bucket/key", "memory://x", "simplecache::file:///etc/passwd", "sandgate://../results/x",
-    "sandgate://{id}/results/../../x", "sandgate://{id}/results/", "sandgate://{id}/files/x",
-    "SANDGATE://{id}/results/{key}", "sandgate://{id}/results/{key}?x", "sandgate://{id}/results/{key}\n",
-    " sandgate://{id}/results/{key}", "0001-bash-stderr", "data:text/plain,x", "\x00", "a" * 100_000,
+    "file:///etc/passwd",
+    "/etc/passwd",
+    "../../etc/passwd",
+    "http://169.254.169.254/latest/meta-data",
+    "s3://other-bucket/key",
+    "memory://x",
+    "simplecache::file:///etc/passwd",
+    "sandgate://../results/x",
+    "sandgate://{id}/results/../../x",
+    "sandgate://{id}/results/",
+    "sandgate://{id}/files/x",
+    "SANDGATE://{id}/results/{key}",
+    "sandgate://{id}/results/{key}?x",
+    "sandgate://{id}/results/{key}\n",
+    " sandgate://{id}/results/{key}",
+    "0001-bash-stderr",
+    "data:text/plain,x",
+    "\x00",
+    "a" * 100_000,
 ]
 
 
@@ -210,8 +243,12 @@ async def test_another_user_of_the_host_reads_no_results(tmp_path: Path) -> None
     async with served(opened_up / "state") as server:
         session = await server.session()
         await stored(server, session)
-        files = [path for place in ("results", "tokens", "sandgate.db") for path in
-                 [server.state_dir / place, *(server.state_dir / place).rglob("*")] if path.is_file()]
+        files = [
+            path
+            for place in ("results", "tokens", "sandgate.db")
+            for path in [server.state_dir / place, *(server.state_dir / place).rglob("*")]
+            if path.is_file()
+        ]
         assert any("results" in path.parts for path in files)
         readable = await anyio.to_thread.run_sync(_opens_as_nobody, [server.state_dir, *files])
         modes = {oct(path.stat().st_mode & 0o077) for path in [server.state_dir, *files]}
@@ -220,55 +257,99 @@ async def test_another_user_of_the_host_reads_no_results(tmp_path: Path) -> None
 
 def _opens_as_nobody(paths: Iterable[Path]) -> list[str]:
     script = 'for path; do { ls "$path" >/dev/null && cat "$path"; } >/dev/null 2>&1 && echo "$path"; done; true'
-    done = subprocess.run(["/bin/sh", "-c", script, "sh", "/etc/passwd", *map(str, paths)], user=65534, group=65534,
-                          extra_groups=[], capture_output=True, text=True, check=True, cwd="/")
+    done = subprocess.run(
+        ["/bin/sh", "-c", script, "sh", "/etc/passwd", *map(str, paths)],
+        user=65534,
+        group=65534,
+        extra_groups=[],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd="/",
+    )
     return done.stdout.split()
 
 
 FOREIGN_HOSTS = [
-    b"evil.example", b"127.0.0.1.evil.example", b"evil-127.0.0.1", b"localhost.evil.example", b"xlocalhost",
-    b"localhost.", b"127.0.0.1:x", b"127.0.0.1:8710:80", b"127.0.0.1:80@evil.example", b"user@127.0.0.1",
-    b"evil.example:8710", b"0.0.0.0", b"127.0.0.2", b"[::1", b"::1", b"2130706433", b"127.0.0.1:\xb2",
-    b"127.0.0.1 evil.example", b"127.0.0.1,evil.example", b"",
+    b"evil.example",
+    b"127.0.0.1.evil.example",
+    b"evil-127.0.0.1",
+    b"localhost.evil.example",
+    b"xlocalhost",
+    b"localhost.",
+    b"127.0.0.1:x",
+    b"127.0.0.1:8710:80",
+    b"127.0.0.1:80@evil.example",
+    b"user@127.0.0.1",
+    b"evil.example:8710",
+    b"0.0.0.0",
+    b"127.0.0.2",
+    b"[::1",
+    b"::1",
+    b"2130706433",
+    b"127.0.0.1:\xb2",
+    b"127.0.0.1 evil.example",
+    b"127.0.0.1,evil.example",
+    b"",
 ]
 
 
 async def test_a_foreign_host_is_misdirected(server: Served) -> None:
     """A47: rebinding ends at 421, with a good token, also on the open routes."""
-    seen = {(host, target): status_of(await raw(server.url, head(server, "GET", target, host=host)))
-            for host in FOREIGN_HOSTS for target in ("/v1/sessions", "/healthz")}
+    seen = {
+        (host, target): status_of(await raw(server.url, head(server, "GET", target, host=host)))
+        for host in FOREIGN_HOSTS
+        for target in ("/v1/sessions", "/healthz")
+    }
     assert {one: code for one, code in seen.items() if code not in (400, 421)} == {}
     assert seen[b"evil.example", "/healthz"] == 421
 
 
 async def test_a_loopback_host_is_ours(server: Served) -> None:
     """A47: the names of the loopback, in any case and with any port."""
-    codes = [status_of(await raw(server.url, head(server, "GET", "/v1/sessions", host=host)))
-             for host in (b"127.0.0.1", b"localhost:8710", b"LOCALHOST", b"[::1]:1")]
+    codes = [
+        status_of(await raw(server.url, head(server, "GET", "/v1/sessions", host=host)))
+        for host in (b"127.0.0.1", b"localhost:8710", b"LOCALHOST", b"[::1]:1")
+    ]
     assert codes == [200] * 4
 
 
 async def test_a_named_host_is_ours_and_its_neighbours_are_not(state_dir: Path) -> None:
     """A47: `allowed_hosts` is exact."""
     async with served(state_dir, server={"allowed_hosts": ("Gate.internal",)}) as server:
-        codes = [status_of(await raw(server.url, head(server, "GET", "/healthz", host=host)))
-                 for host in (b"gate.internal", b"gate.internal:443", b"x.gate.internal", b"gate.internal.evil")]
+        codes = [
+            status_of(await raw(server.url, head(server, "GET", "/healthz", host=host)))
+            for host in (b"gate.internal", b"gate.internal:443", b"x.gate.internal", b"gate.internal.evil")
+        ]
     assert codes == [200, 200, 421, 421]
 
 
 async def test_a_header_that_decides_comes_once(server: Served) -> None:
     """A47: two Hosts (or Origins, tokens, types) are no request, whichever of them is right."""
     doubled: list[list[bytes]] = [
-        [b"Host: evil.example"], [b"host: 127.0.0.1"], [b"Origin: http://127.0.0.1", b"Origin: http://evil.example"],
-        [b"Authorization: Bearer x"], [b"Content-Type: application/json", b"Content-Type: text/plain"]]
+        [b"Host: evil.example"],
+        [b"host: 127.0.0.1"],
+        [b"Origin: http://127.0.0.1", b"Origin: http://evil.example"],
+        [b"Authorization: Bearer x"],
+        [b"Content-Type: application/json", b"Content-Type: text/plain"],
+    ]
     codes = [status_of(await raw(server.url, head(server, "GET", "/v1/sessions", *one))) for one in doubled]
     assert codes == [400] * 5
 
 
 FOREIGN_ORIGINS = [
-    "null", "http://evil.example", "http://127.0.0.1.evil.example", "http://evil-localhost", "https://127.0.0.1:{port}",
-    "http://127.0.0.1", "http://127.0.0.1:1", "http://127.0.0.1:{port}.evil.example", "http://127.0.0.1:{port}/",
-    "file://", "", "http://127.0.0.1:{port} http://evil.example",
+    "null",
+    "http://evil.example",
+    "http://127.0.0.1.evil.example",
+    "http://evil-localhost",
+    "https://127.0.0.1:{port}",
+    "http://127.0.0.1",
+    "http://127.0.0.1:1",
+    "http://127.0.0.1:{port}.evil.example",
+    "http://127.0.0.1:{port}/",
+    "file://",
+    "",
+    "http://127.0.0.1:{port} http://evil.example",
 ]
 
 
@@ -294,11 +375,19 @@ async def test_what_a_form_can_send_has_no_effect(server: Served) -> None:
     session = await server.session()
     base = f"/v1/sessions/{session['id']}"
     form = "application/x-www-form-urlencoded"
-    for kind in (form, "text/plain", "multipart/form-data; boundary=x", "application/json-patch", "text/json", "",
-                 "application/jsonx"):
+    for kind in (
+        form,
+        "text/plain",
+        "multipart/form-data; boundary=x",
+        "application/json-patch",
+        "text/json",
+        "",
+        "application/jsonx",
+    ):
         for path in ("/v1/sessions", f"{base}/calls"):
-            answer = await server.agent.post(path, content=b'{"tool": "bash", "arguments": {"command": "touch x"}}',
-                                             headers={"content-type": kind})
+            answer = await server.agent.post(
+                path, content=b'{"tool": "bash", "arguments": {"command": "touch x"}}', headers={"content-type": kind}
+            )
             assert (kind, answer.status_code) == (kind, 415)
     empty = await server.agent.post(f"{base}/calls/c-0001/cancel", content=b"", headers={"content-type": form})
     assert empty.status_code == 415
@@ -329,9 +418,17 @@ ESCAPES = "\x1b]52;c;b3duZWQ=\x07\x1b[2J\x9b31m\u202egnp.exe\u2066\r\n"
 
 async def test_problems_hold_no_escape_sequence(server: Served) -> None:
     """A53: names of the caller's choice come back as visible escapes, never as what a terminal obeys."""
-    texts = [(await server.agent.post("/v1/sessions", json=request)).json() for request in (
-        {"env": {ESCAPES: "x"}}, {"tools": [ESCAPES]}, {ESCAPES: 1}, {"inputs": {ESCAPES: 1}},
-        {"seed": [{"path": f"/etc/{ESCAPES}", "text": ""}]}, {"seed": [{"path": ESCAPES}]})]
+    texts = [
+        (await server.agent.post("/v1/sessions", json=request)).json()
+        for request in (
+            {"env": {ESCAPES: "x"}},
+            {"tools": [ESCAPES]},
+            {ESCAPES: 1},
+            {"inputs": {ESCAPES: 1}},
+            {"seed": [{"path": f"/etc/{ESCAPES}", "text": ""}]},
+            {"seed": [{"path": ESCAPES}]},
+        )
+    ]
     assert [one["status"] for one in texts] == [422] * 6
     shown = "".join(one["detail"] + one["remedy"] + one["title"] for one in texts)
     assert not set(shown) & set(ESCAPES) - set("]52;cb3duZWQ=[2J1mgnp.exe")
@@ -344,8 +441,9 @@ async def test_a_hostile_name_forges_no_log_line(server: Served, caplog: pytest.
     caplog.set_level(logging.DEBUG)
     session = await server.session()
     name = 'bash"}\n{"level": "ERROR", "message": "forged"}\r\n'
-    answer = await server.agent.post(f"/v1/sessions/{session['id']}/calls", json={
-        "tool": name, "call_id": name, "turn_id": name})
+    answer = await server.agent.post(
+        f"/v1/sessions/{session['id']}/calls", json={"tool": name, "call_id": name, "turn_id": name}
+    )
     records = (await server.agent.get(f"/v1/sessions/{session['id']}/calls")).json()["calls"]
     assert (answer.status_code, answer.json()["status"], answer.json()["tool"]) == (200, "invalid", name)
     assert [(one["requested_tool"], one["call_id"], one["turn_id"]) for one in records] == [(name, name, name)]
@@ -368,30 +466,39 @@ class LeakyFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has n
     ls = info = exists = _open = mkdir = makedirs = rm_file = pipe_file = put_file = _refuse
 
 
-async def test_secrets_leak_nowhere(state_dir: Path, caplog: pytest.LogCaptureFixture,
-                                    monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_secrets_leak_nowhere(
+    state_dir: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A55, R67, A06: tokens, env values and store keys are in no log, problem, health answer, record, journal file or
     sandbox but the one that the operator gave the value to."""
     caplog.set_level(logging.DEBUG)
     monkeypatch.setenv("SANDGATE_OPERATOR_TOKEN", "canary-operator-0123456789")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "canary-aws-0123456789")
-    profiles = {"default": {"env": {"GIVEN": "canary-env-0123456789"}, "env_from_caller": ("CALLER",)},
-                "other": {}}
+    profiles = {"default": {"env": {"GIVEN": "canary-env-0123456789"}, "env_from_caller": ("CALLER",)}, "other": {}}
     fsspec.register_implementation("leaky", LeakyFileSystem, clobber=True)
-    store = {"uri": "leaky://canary-user:canary-password@x",
-             "options": {"key": "canary-key", "secret": "canary-secret"}}
+    store = {
+        "uri": "leaky://canary-user:canary-password@x",
+        "options": {"key": "canary-key", "secret": "canary-secret"},
+    }
     async with served(state_dir, profiles=profiles, store=store) as server:
         session = await server.session(env={"CALLER": "canary-caller-0123456789"})
         token = session["token"]
-        inside = await server.call(session, "bash", command="env; cat /proc/*/environ | tr '\\0' '\\n'; "
-                                   "cat /proc/*/cmdline | tr '\\0' ' '; seq 1 20000")
+        inside = await server.call(
+            session,
+            "bash",
+            command="env; cat /proc/*/environ | tr '\\0' '\\n'; cat /proc/*/cmdline | tr '\\0' ' '; seq 1 20000",
+        )
         texts = [inside_text(inside)]
         assert inside["references"] == []
         answers = [
-            await server.anonymous.get("/readyz"), await server.anonymous.get("/healthz"),
-            await server.agent.get("/v1/sessions"), await server.agent.get(f"/v1/sessions/{session['id']}"),
-            await server.agent.get(f"/v1/sessions/{session['id']}/calls"), await server.agent.get("/openapi.json"),
-            await server.agent.get(f"/v1/sessions/{session['id']}/results/x"), await server.agent.get("/nothing"),
+            await server.anonymous.get("/readyz"),
+            await server.anonymous.get("/healthz"),
+            await server.agent.get("/v1/sessions"),
+            await server.agent.get(f"/v1/sessions/{session['id']}"),
+            await server.agent.get(f"/v1/sessions/{session['id']}/calls"),
+            await server.agent.get("/openapi.json"),
+            await server.agent.get(f"/v1/sessions/{session['id']}/results/x"),
+            await server.agent.get("/nothing"),
             await server.anonymous.get("/v1/sessions", headers={"authorization": f"Bearer {token}x"}),
             await server.agent.post("/v1/sessions", json={"env": {"CALLER": 1}}),
             await server.agent.delete(f"/v1/sessions/{session['id']}"),
@@ -401,8 +508,15 @@ async def test_secrets_leak_nowhere(state_dir: Path, caplog: pytest.LogCaptureFi
     texts.append(caplog.text)
     journal = b"".join(path.read_bytes() for path in state_dir.glob("sandgate.db*")).decode("latin-1")
     outside = "\n".join(texts[1:]) + journal
-    canaries = [*tokens, "canary-operator", "canary-aws", "canary-env", "canary-key", "canary-secret",
-                "canary-password"]
+    canaries = [
+        *tokens,
+        "canary-operator",
+        "canary-aws",
+        "canary-env",
+        "canary-key",
+        "canary-secret",
+        "canary-password",
+    ]
     assert [one for one in canaries if one in outside] == []
     assert "canary-caller" not in "\n".join(texts[1:])  # the journal keeps it: the session must go on after a restart
     assert [one for one in canaries if one in texts[0]] == ["canary-env"]
@@ -415,8 +529,10 @@ def inside_text(result: dict[str, Any]) -> str:
 async def test_a_body_over_the_limit_is_refused_before_it_is_read(server: Served) -> None:
     """A56: 100 MB announced: 413 after the head, and the rest is not waited for."""
     started = time.monotonic()
-    answer = await raw(server.url, head(server, "POST", "/v1/sessions", b"Content-Type: application/json",
-                                        b"Content-Length: 104857600"))
+    answer = await raw(
+        server.url,
+        head(server, "POST", "/v1/sessions", b"Content-Type: application/json", b"Content-Length: 104857600"),
+    )
     assert (status_of(answer), body_of(answer)["code"]) == (413, "too_large")
     assert time.monotonic() - started < 5
 
@@ -424,8 +540,12 @@ async def test_a_body_over_the_limit_is_refused_before_it_is_read(server: Served
 async def test_a_body_without_length_is_counted(server: Served) -> None:
     """A56: chunks over the limit are 413 too; memory does not follow them."""
     piece = b"10000\r\n" + b" " * 65536 + b"\r\n"
-    answer = await raw(server.url, head(server, "POST", "/v1/sessions", b"Content-Type: application/json",
-                                        b"Transfer-Encoding: chunked"), *[piece] * 100, b"0\r\n\r\n")
+    answer = await raw(
+        server.url,
+        head(server, "POST", "/v1/sessions", b"Content-Type: application/json", b"Transfer-Encoding: chunked"),
+        *[piece] * 100,
+        b"0\r\n\r\n",
+    )
     assert (status_of(answer), body_of(answer)["code"]) == (413, "too_large")
 
 
@@ -470,11 +590,23 @@ async def test_deep_json_is_answered(server: Served) -> None:
 async def test_odd_json_opens_no_session_and_is_no_500(server: Served) -> None:
     """A56: lone surrogates, numbers that are none, bytes that are no text."""
     bodies = [
-        b'{"seed": [{"path": "a", "text": "\\ud800"}]}', b'{"labels": {"\\ud800": "a"}}',
-        b'{"hook_context": {"a": "\\ud800"}}', b'{"ttl_seconds": NaN}', b'{"ttl_seconds": 1e999}',
+        b'{"seed": [{"path": "a", "text": "\\ud800"}]}',
+        b'{"labels": {"\\ud800": "a"}}',
+        b'{"hook_context": {"a": "\\ud800"}}',
+        b'{"ttl_seconds": NaN}',
+        b'{"ttl_seconds": 1e999}',
         b'{"ttl_seconds": -1}',
-        b'{"limits": {"memory": 1e30}}', b'{"limits": {"cpus": NaN}}', b'{"profile": "a\\u0000"}', b"\xff\xfe",
-        b'"x"', b"null", b"[]", b"{", b"1" * 5000, b'{"ttl_seconds": 1' + b"0" * 5000 + b"}"]
+        b'{"limits": {"memory": 1e30}}',
+        b'{"limits": {"cpus": NaN}}',
+        b'{"profile": "a\\u0000"}',
+        b"\xff\xfe",
+        b'"x"',
+        b"null",
+        b"[]",
+        b"{",
+        b"1" * 5000,
+        b'{"ttl_seconds": 1' + b"0" * 5000 + b"}",
+    ]
     codes = {body[:40]: status_of(await post(server, "/v1/sessions", body)) for body in bodies}
     assert {body: code for body, code in codes.items() if code not in (404, 422)} == {}
     assert (await server.agent.get("/v1/sessions")).json() == {"sessions": []}
@@ -483,8 +615,14 @@ async def test_odd_json_opens_no_session_and_is_no_500(server: Served) -> None:
 async def test_an_odd_query_is_no_500(server: Served) -> None:
     """A56: numbers beyond their bounds are named and refused."""
     session = await server.session()
-    for query in ("calls?after=99999999999999999999", "calls?after=-1", "calls?limit=0", "calls?limit=1001",
-                  "calls?after=x", "tools?format=x"):
+    for query in (
+        "calls?after=99999999999999999999",
+        "calls?after=-1",
+        "calls?limit=0",
+        "calls?limit=1001",
+        "calls?after=x",
+        "tools?format=x",
+    ):
         assert (query, (await server.agent.get(f"/v1/sessions/{session['id']}/{query}")).status_code) == (query, 422)
 
 
@@ -535,8 +673,13 @@ async def test_a_long_call_outlives_the_time_for_a_head(server: Served, monkeypa
     monkeypatch.setattr(http_serving, "HEAD_SECONDS", 0.3)
     session = await server.session()
     body = b'{"tool": "bash", "arguments": {"command": "sleep 1; echo done"}}'
-    start = head(server, "POST", f"/v1/sessions/{session['id']}/calls", b"Content-Type: application/json",
-                 b"Content-Length: %d" % len(body))
+    start = head(
+        server,
+        "POST",
+        f"/v1/sessions/{session['id']}/calls",
+        b"Content-Type: application/json",
+        b"Content-Length: %d" % len(body),
+    )
     answer = await raw(server.url, start + body, b"\r\n")
     assert (status_of(answer), body_of(answer)["status"]) == (200, "ok")
 
@@ -554,10 +697,21 @@ async def test_a_call_without_a_limit_has_the_default_one(state_dir: Path) -> No
 async def test_an_unsupported_option_is_refused(server: Served) -> None:
     """R65, A11: what cannot be given is refused, naming the field; nothing is ignored in silence."""
     requests: list[dict[str, Any]] = [
-        {"network": "open"}, {"network": ["example.org"]}, {"image": "debian"}, {"mounts": ["/"]},
-        {"limits": {"memory": 2 << 40}}, {"limits": {"gpus": 1}}, {"env": {"PATH": "/x"}}, {"ttl_seconds": 1e9},
-        {"permission": "none"}, {"inputs": {"x": 1}}, {"tools": ["no-such"]}, {"seed": "s3://bucket"},
-        {"seed": [{"path": "a", "uri": "file:///etc/passwd"}]}, {"kind": "none"}]
+        {"network": "open"},
+        {"network": ["example.org"]},
+        {"image": "debian"},
+        {"mounts": ["/"]},
+        {"limits": {"memory": 2 << 40}},
+        {"limits": {"gpus": 1}},
+        {"env": {"PATH": "/x"}},
+        {"ttl_seconds": 1e9},
+        {"permission": "none"},
+        {"inputs": {"x": 1}},
+        {"tools": ["no-such"]},
+        {"seed": "s3://bucket"},
+        {"seed": [{"path": "a", "uri": "file:///etc/passwd"}]},
+        {"kind": "none"},
+    ]
     for request in requests:
         answer = await server.agent.post("/v1/sessions", json=request)
         assert (request, answer.status_code) == (request, 422)
@@ -576,11 +730,26 @@ async def test_a_reachable_address_needs_a_list_of_hosts(host: str) -> None:
 async def test_a_wrong_token_is_401(server: Served) -> None:
     """A46: nobody, whatever looks like a token; the scheme must be the one, and a kept digest opens nothing."""
     token = server.agent.headers["authorization"].removeprefix("Bearer ")
-    for value in ("", "Bearer", "Bearer ", "Bearer wrong", "Basic {token}", "{token}", "Token {token}",
-                  "Bearer {token} x", "Bearer {token}x", "Bearer x{token}", "Bearer {digest}", "Bearer \xff"):
+    for value in (
+        "",
+        "Bearer",
+        "Bearer ",
+        "Bearer wrong",
+        "Basic {token}",
+        "{token}",
+        "Token {token}",
+        "Bearer {token} x",
+        "Bearer {token}x",
+        "Bearer x{token}",
+        "Bearer {digest}",
+        "Bearer \xff",
+    ):
         given = value.replace("{token}", token).replace("{digest}", digest(token))
-        answer = await raw(server.url, b"GET /v1/sessions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
-                           b"Authorization: " + given.encode("latin-1") + b"\r\n\r\n")
+        answer = await raw(
+            server.url,
+            b"GET /v1/sessions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
+            b"Authorization: " + given.encode("latin-1") + b"\r\n\r\n",
+        )
         assert (value, status_of(answer), body_of(answer)["code"]) == (value, 401, "unauthorized")
         assert b"www-authenticate: Bearer" in answer
 
@@ -589,8 +758,10 @@ async def test_a_token_in_the_query_or_a_cookie_is_none(server: Served) -> None:
     """A46: only the header counts, so that no link and no page carries a token."""
     token = server.agent.headers["authorization"].removeprefix("Bearer ")
     cookie = {"cookie": f"token={token}; authorization=Bearer {token}"}
-    answers = [await server.anonymous.get(f"/v1/sessions?access_token={token}&token={token}"),
-               await server.anonymous.get("/v1/sessions", headers=cookie)]
+    answers = [
+        await server.anonymous.get(f"/v1/sessions?access_token={token}&token={token}"),
+        await server.anonymous.get("/v1/sessions", headers=cookie),
+    ]
     assert [one.status_code for one in answers] == [401, 401]
 
 
@@ -598,8 +769,10 @@ async def test_the_agent_does_not_see_the_operators_sessions(server: Served) -> 
     """A50: absent for it in the list and by id; the operator sees both."""
     theirs = (await server.operator.post("/v1/sessions", json={})).json()
     ours = await server.session()
-    lists = [[one["id"] for one in (await client.get("/v1/sessions")).json()["sessions"]]
-             for client in (server.agent, server.operator)]
+    lists = [
+        [one["id"] for one in (await client.get("/v1/sessions")).json()["sessions"]]
+        for client in (server.agent, server.operator)
+    ]
     assert lists == [[ours["id"]], [theirs["id"], ours["id"]]]
     assert (await server.agent.get(f"/v1/sessions/{theirs['id']}")).status_code == 404
     assert (await server.agent.delete(f"/v1/sessions/{theirs['id']}")).status_code == 404
@@ -640,17 +813,21 @@ async def test_after_closing_a_session_token_reads_results_and_nothing_runs(serv
     async with server.client(session["token"]) as owner:
         for client in (owner, server.agent):
             read = await client.get(f"{base}/results/{key}", headers={"range": "bytes=0-3"})
-            codes = [(await client.post(f"{base}/calls", json=RUN_ID)).status_code,
-                     (await client.get(f"{base}/files")).status_code,
-                     (await client.put(f"{base}/files/x", content=b"x")).status_code,
-                     (await client.delete(f"{base}/files/x")).status_code]
+            codes = [
+                (await client.post(f"{base}/calls", json=RUN_ID)).status_code,
+                (await client.get(f"{base}/files")).status_code,
+                (await client.put(f"{base}/files/x", content=b"x")).status_code,
+                (await client.delete(f"{base}/files/x")).status_code,
+            ]
             assert (read.status_code, read.content, codes) == (206, b"1\n2\n", [404] * 4)
     assert not (server.state_dir / "workspaces" / session["id"]).exists()
 
 
-async def test_an_unexpected_error_is_a_problem_without_its_text(server: Served,
-                                                                 monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_unexpected_error_is_a_problem_without_its_text(
+    server: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A55: a 500 says that the log has the reason, and nothing of it."""
+
     async def broken(*_: object) -> None:
         raise RuntimeError("canary in the error")
 
@@ -659,4 +836,3 @@ async def test_an_unexpected_error_is_a_problem_without_its_text(server: Served,
     answer = await server.agent.get(f"/v1/sessions/{session['id']}/calls")
     assert (answer.status_code, answer.json()["code"]) == (500, "internal")
     assert "canary" not in answer.text
-

@@ -104,10 +104,21 @@ async def test_read_result_saves_into_the_workspace(gateway: Gateway) -> None:
     assert (await called(gateway, session, "bash", command="cmp copy a/saved && echo same")).text == "same"
 
 
-@pytest.mark.parametrize("reference", [
-    "file:///etc/passwd", "s3://other/x", "http://169.254.169.254/", "../../sandgate.db", "/etc/passwd",
-    "sandgate://s-00000000000000000000000000000000/results/0001-bash-stdout", "0002-bash-stdout", "",
-    "sandgate://../results/x", "0001-bash-stdout/../../../lock"])
+@pytest.mark.parametrize(
+    "reference",
+    [
+        "file:///etc/passwd",
+        "s3://other/x",
+        "http://169.254.169.254/",
+        "../../sandgate.db",
+        "/etc/passwd",
+        "sandgate://s-00000000000000000000000000000000/results/0001-bash-stdout",
+        "0002-bash-stdout",
+        "",
+        "sandgate://../results/x",
+        "0001-bash-stdout/../../../lock",
+    ],
+)
 async def test_forged_reference_is_absent(gateway: Gateway, reference: str) -> None:
     """A40: nothing but the session's own keys is ever opened."""
     session = await opened(gateway)

@@ -96,8 +96,21 @@ async def test_skip_without_a_reason_gets_a_default_text(gateway: Gateway, sessi
     assert result.error.message == "skipped by a hook that gave no reason"
 
 
-@pytest.mark.parametrize("answer", [False, 0, "", {}, True, "allow", Continue, Continue(arguments=[]),  # type: ignore[arg-type]
-                                    Skip(reason=None)], ids=repr)  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    "answer",
+    [
+        False,
+        0,
+        "",
+        {},
+        True,
+        "allow",
+        Continue,
+        Continue(arguments=[]),  # type: ignore[arg-type]
+        Skip(reason=None),
+    ],
+    ids=repr,
+)  # type: ignore[arg-type]
 async def test_what_is_no_decision_before_the_tool_closes(gateway: Gateway, session: Session, answer: Any) -> None:
     """A58: silence is not consent."""
     hook = Answers()
@@ -154,7 +167,8 @@ async def test_slow_hook_closes(gateway: Gateway, session: Session) -> None:
 
 
 async def test_sync_hook_runs_in_a_thread_and_is_not_called_again_while_hanging(
-        gateway: Gateway, session: Session) -> None:
+    gateway: Gateway, session: Session
+) -> None:
     class Blocks(Hook):
         calls = 0
 
@@ -254,8 +268,9 @@ async def test_replaced_content_is_what_is_stored(gateway: Gateway, session: Ses
 
 
 class Redacts(Hook):
-    async def filter_output(self, ctx: HookContext, stream: Stream,
-                            chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    async def filter_output(
+        self, ctx: HookContext, stream: Stream, chunks: AsyncIterator[bytes]
+    ) -> AsyncIterator[bytes]:
         async for chunk in chunks:
             yield chunk.replace(b"secret", b"******")
 
@@ -270,8 +285,9 @@ async def test_broken_filter_withholds_the_output(gateway: Gateway, session: Ses
     """A58."""
 
     class Breaks(Hook):
-        async def filter_output(self, ctx: HookContext, stream: Stream,
-                                chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        async def filter_output(
+            self, ctx: HookContext, stream: Stream, chunks: AsyncIterator[bytes]
+        ) -> AsyncIterator[bytes]:
             async for chunk in chunks:
                 raise RuntimeError(chunk)
                 yield b""
@@ -318,7 +334,8 @@ async def test_hooks_module_beside_the_configuration_is_importable(tmp_path: Pat
         "from gateway.hooks.hook import Hook, Skip\n"
         "class Refuses(Hook):\n"
         "    def __init__(self, why): self.why = why\n"
-        "    async def pre_tool_call(self, ctx, call): return Skip(self.why)\n")
+        "    async def pre_tool_call(self, ctx, call): return Skip(self.why)\n"
+    )
     hook = {"use": "hooks_beside_the_file:Refuses", "options": {"why": "because"}, "tools": ["bash"]}
     async with running(state_dir, tmp_path, hooks=[hook]) as gateway:
         session = await opened(gateway)

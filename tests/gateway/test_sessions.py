@@ -25,7 +25,7 @@ async def test_sandbox_is_made_at_the_first_call(gateway: Gateway) -> None:
 async def test_files_stay_directory_and_variables_do_not(gateway: Gateway) -> None:
     session = await opened(gateway)
     await called(gateway, session, "bash", command="export A=1; cd /tmp; echo hi > /workspace/file")
-    result = await called(gateway, session, "bash", command="cat file; pwd; echo \"[$A]\"")
+    result = await called(gateway, session, "bash", command='cat file; pwd; echo "[$A]"')
     assert result.text == "hi\n/workspace\n[]"
 
 
@@ -38,18 +38,21 @@ async def test_sessions_do_not_see_each_other(gateway: Gateway) -> None:
     assert int(result.text.splitlines()[-1]) < 12
 
 
-@pytest.mark.parametrize(("request_", "message"), [
-    ({"limits": {"memory": 2 << 30}}, "limits.memory: 2147483648 is wider than the profile's 1073741824"),
-    ({"limits": {"call_seconds": 121}}, "limits.call_seconds: 121 is wider than the profile's 120"),
-    ({"ttl_seconds": 14401}, "ttl_seconds: 14401 is over the profile's 14400"),
-    ({"network": "open"}, "network: 'open' is wider than the profile's 'none'"),
-    ({"env": {"LD_PRELOAD": "x"}}, "env: 'LD_PRELOAD' may not come from a caller"),
-    ({"tools": ["bash", "brew"]}, "tools: 'brew' matches no tool of the profile 'default'"),
-    ({"inputs": {"user": "me"}}, "inputs: no hook of this gateway declares 'user'"),
-    ({"permission": "maybe"}, "permission: no such mode"),
-    ({"seed": [{"path": "a"}]}, "seed: a: give exactly one of 'text' and 'base64'"),
-    ({"seed": [{"path": "a", "base64": "?"}]}, "seed: a: not base64: Only base64 data is allowed"),
-])
+@pytest.mark.parametrize(
+    ("request_", "message"),
+    [
+        ({"limits": {"memory": 2 << 30}}, "limits.memory: 2147483648 is wider than the profile's 1073741824"),
+        ({"limits": {"call_seconds": 121}}, "limits.call_seconds: 121 is wider than the profile's 120"),
+        ({"ttl_seconds": 14401}, "ttl_seconds: 14401 is over the profile's 14400"),
+        ({"network": "open"}, "network: 'open' is wider than the profile's 'none'"),
+        ({"env": {"LD_PRELOAD": "x"}}, "env: 'LD_PRELOAD' may not come from a caller"),
+        ({"tools": ["bash", "brew"]}, "tools: 'brew' matches no tool of the profile 'default'"),
+        ({"inputs": {"user": "me"}}, "inputs: no hook of this gateway declares 'user'"),
+        ({"permission": "maybe"}, "permission: no such mode"),
+        ({"seed": [{"path": "a"}]}, "seed: a: give exactly one of 'text' and 'base64'"),
+        ({"seed": [{"path": "a", "base64": "?"}]}, "seed: a: not base64: Only base64 data is allowed"),
+    ],
+)
 async def test_request_beyond_the_profile_names_field_and_bound(gateway: Gateway, request_: Any, message: str) -> None:
     with pytest.raises(Unprocessable) as refused:
         await opened(gateway, **request_)
@@ -83,8 +86,12 @@ async def test_env_from_caller_reaches_only_the_inside(state_dir: Path) -> None:
         session = await opened(gateway, env={"GREETING": "hello"})
         result = await called(gateway, session, "bash", command="env | sort")
     assert [line for line in result.text.splitlines() if not line.startswith(("PWD", "SHLVL", "_="))] == [
-        "GREETING=hello", "HOME=/home/agent", "LANG=C.UTF-8",
-        "PATH=/run/sandgate/bin:/usr/local/bin:/usr/bin:/bin", "TZ=UTC"]
+        "GREETING=hello",
+        "HOME=/home/agent",
+        "LANG=C.UTF-8",
+        "PATH=/run/sandgate/bin:/usr/local/bin:/usr/bin:/bin",
+        "TZ=UTC",
+    ]
 
 
 async def test_profile_that_is_not_granted_is_absent(state_dir: Path) -> None:

@@ -35,7 +35,9 @@ def test_table_of_defaults() -> None:
     assert (limits.output, limits.workspace_size, limits.results_size) == (1 << 20, 512 << 20, 2 << 30)
     assert (settings.agent.profiles, settings.store.retention_hours) == (("default",), 24)
     assert [(rule.tools, rule.when, rule.over_chars) for rule in settings.offload.rules] == [
-        (("read_result", "read_file", "ls", "glob", "grep"), "never", None), (("*",), None, 30_000)]
+        (("read_result", "read_file", "ls", "glob", "grep"), "never", None),
+        (("*",), None, 30_000),
+    ]
 
 
 def test_environment_comes_before_the_file_key_by_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,21 +51,30 @@ def test_environment_comes_before_the_file_key_by_key(tmp_path: Path, monkeypatc
     assert folder == tmp_path
 
 
-@pytest.mark.parametrize(("text", "message"), [
-    ("[server]\nprot = 1\n", "server.prot: no such key; did you mean 'port'?"),
-    ("[servr]\n", "servr: no such key; did you mean 'server'?"),
-    ("[profiles.default]\nnetwrk = 'none'\n", "profiles.default.netwrk: no such key; did you mean 'network'?"),
-    ("[profiles.default.limits]\nmemry = 1\n", "profiles.default.limits.memry: no such key; did you mean 'memory'?"),
-    ("[[hooks]]\nuse = 'a:b'\ntimeout = 1\n", "hooks.0.timeout: no such key; did you mean 'timeout_seconds'?"),
-    ("[server]\nport = 99999\n", "server.port: Input should be less than or equal to 65535"),
-    ("[profiles.default]\nnetwork = ['a']\n", "profiles.default.network: a list of hosts is not supported yet"),
-    ("[profiles.default]\npermission = 'carefull'\n[permissions.careful]\n",
-     "profiles.default.permission: no such permission 'carefull'; did you mean 'careful'?"),
-    ("[agent]\nprofiles = ['defualt']\n", "agent.profiles: no such profile 'defualt'; did you mean 'default'?"),
-    ("[offload]\nrules = [{tools = ['*']}]\n", "offload.rules.0: give exactly one of 'when' and 'over_chars'"),
-    ("[server\n", "not valid TOML"),
-    ("[profiles.default]\nkind = 'dokcer'\n", "profiles.default.kind: String should match pattern"),
-], ids=lambda value: value[:30])
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[server]\nprot = 1\n", "server.prot: no such key; did you mean 'port'?"),
+        ("[servr]\n", "servr: no such key; did you mean 'server'?"),
+        ("[profiles.default]\nnetwrk = 'none'\n", "profiles.default.netwrk: no such key; did you mean 'network'?"),
+        (
+            "[profiles.default.limits]\nmemry = 1\n",
+            "profiles.default.limits.memry: no such key; did you mean 'memory'?",
+        ),
+        ("[[hooks]]\nuse = 'a:b'\ntimeout = 1\n", "hooks.0.timeout: no such key; did you mean 'timeout_seconds'?"),
+        ("[server]\nport = 99999\n", "server.port: Input should be less than or equal to 65535"),
+        ("[profiles.default]\nnetwork = ['a']\n", "profiles.default.network: a list of hosts is not supported yet"),
+        (
+            "[profiles.default]\npermission = 'carefull'\n[permissions.careful]\n",
+            "profiles.default.permission: no such permission 'carefull'; did you mean 'careful'?",
+        ),
+        ("[agent]\nprofiles = ['defualt']\n", "agent.profiles: no such profile 'defualt'; did you mean 'default'?"),
+        ("[offload]\nrules = [{tools = ['*']}]\n", "offload.rules.0: give exactly one of 'when' and 'over_chars'"),
+        ("[server\n", "not valid TOML"),
+        ("[profiles.default]\nkind = 'dokcer'\n", "profiles.default.kind: String should match pattern"),
+    ],
+    ids=lambda value: value[:30],
+)
 def test_what_is_wrong_in_a_file_is_named(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(SettingsError) as wrong:
         load_settings(written(tmp_path, text))
@@ -72,12 +83,17 @@ def test_what_is_wrong_in_a_file_is_named(tmp_path: Path, text: str, message: st
     assert wrong.value.remedy
 
 
-@pytest.mark.parametrize(("name", "nearest"), [
-    ("SANDGATE_SERVR__PORT", "SANDGATE_SERVER__PORT"), ("SANDGATE_SERVER__PROT", "port"),
-    ("SANDGATE_STATEDIR", "SANDGATE_STATE_DIR"), ("SANDGATE_AGENT_TOKE", "SANDGATE_AGENT_TOKEN"),
-    ("SANDGATE_PORT", "")])
-def test_unknown_variable_is_refused_with_the_nearest(
-        monkeypatch: pytest.MonkeyPatch, name: str, nearest: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "nearest"),
+    [
+        ("SANDGATE_SERVR__PORT", "SANDGATE_SERVER__PORT"),
+        ("SANDGATE_SERVER__PROT", "port"),
+        ("SANDGATE_STATEDIR", "SANDGATE_STATE_DIR"),
+        ("SANDGATE_AGENT_TOKE", "SANDGATE_AGENT_TOKEN"),
+        ("SANDGATE_PORT", ""),
+    ],
+)
+def test_unknown_variable_is_refused_with_the_nearest(monkeypatch: pytest.MonkeyPatch, name: str, nearest: str) -> None:
     monkeypatch.setenv(name, "1")
     with pytest.raises(SettingsError) as wrong:
         load_settings()
@@ -121,8 +137,10 @@ def test_state_folder_is_private_and_held_by_one(tmp_path: Path) -> None:
     again.release()
 
 
-@pytest.mark.parametrize(("path", "message"), [
-    ("no_such_module:Hook", "no_such_module"), ("json:Nothing", "Nothing"), ("json", "no dotted path")])
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [("no_such_module:Hook", "no_such_module"), ("json:Nothing", "Nothing"), ("json", "no dotted path")],
+)
 def test_dotted_path_that_leads_nowhere_is_named(tmp_path: Path, path: str, message: str) -> None:
     with pytest.raises(SettingsError, match=message):
         imported(path, tmp_path)

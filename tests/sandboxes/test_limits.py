@@ -44,8 +44,9 @@ BOMB = "bomb() { bomb | bomb & bomb; }; bomb"
 
 
 @pytest.mark.parametrize("which", ["small", "plain"])
-async def test_fork_bomb_ends_and_a_neighbour_answers(which: str, kind: LocalKind, request: pytest.FixtureRequest,
-                                                      small: LocalSandbox, plain: LocalSandbox) -> None:
+async def test_fork_bomb_ends_and_a_neighbour_answers(
+    which: str, kind: LocalKind, request: pytest.FixtureRequest, small: LocalSandbox, plain: LocalSandbox
+) -> None:
     """A13, R69: it is bounded, named, over with its call, and another session goes on meanwhile."""
     sandbox = small if which == "small" else plain
     neighbour = await kind.open(SandboxSpec("neighbour"))
@@ -124,8 +125,11 @@ async def test_a_file_cannot_outgrow_the_workspace(small: LocalSandbox) -> None:
 
 async def test_tmp_is_small(small: LocalSandbox) -> None:
     """A16: nothing of the host's disk or memory beyond it."""
-    ran = await sh(small, "dd if=/dev/zero of=/tmp/a bs=1M count=15; dd if=/dev/zero of=/dev/shm/a bs=1M count=15; "
-                          "df -m --output=size /tmp /dev/shm | tail -2")
+    ran = await sh(
+        small,
+        "dd if=/dev/zero of=/tmp/a bs=1M count=15; dd if=/dev/zero of=/dev/shm/a bs=1M count=15; "
+        "df -m --output=size /tmp /dev/shm | tail -2",
+    )
     assert [int(line) for line in ran.text.split()] == [32, 32]
 
 
@@ -133,10 +137,12 @@ async def test_nproc_counts_only_the_sandbox(kind: LocalKind, tmp_path: Path) ->
     """F43 does not hold inside a user namespace since Linux 5.14: two full sandboxes of one uid do not add up."""
     if not nproc_is_per_namespace():
         pytest.skip("before Linux 5.14")
-    one = LocalKind(tmp_path / "one", instance=f"test-{secrets.token_hex(4)}", rlimits_only=True,
-                    uids=range(60998, 60999))
-    two = LocalKind(tmp_path / "two", instance=f"test-{secrets.token_hex(4)}", rlimits_only=True,
-                    uids=range(60998, 60999))
+    one = LocalKind(
+        tmp_path / "one", instance=f"test-{secrets.token_hex(4)}", rlimits_only=True, uids=range(60998, 60999)
+    )
+    two = LocalKind(
+        tmp_path / "two", instance=f"test-{secrets.token_hex(4)}", rlimits_only=True, uids=range(60998, 60999)
+    )
     try:
         first, second = [await kind.open(SandboxSpec("s", limits=SMALL)) for kind in (one, two)]
         script = "for i in $(seq 40); do sleep 300.43 & done; echo forty; sleep 1"
@@ -162,8 +168,11 @@ async def test_many_calls_are_not_slowed_by_counters(small: LocalSandbox) -> Non
 
 
 def _controllers(sandbox: LocalSandbox) -> set[str]:
-    return {name for name, counted in (("memory", sandbox.counters().oom), ("pids", sandbox.counters().pids))
-            if counted >= 0} | ({"cpu"} if "cpus: not limited" not in sandbox.not_enforced else set())
+    return {
+        name
+        for name, counted in (("memory", sandbox.counters().oom), ("pids", sandbox.counters().pids))
+        if counted >= 0
+    } | ({"cpu"} if "cpus: not limited" not in sandbox.not_enforced else set())
 
 
 def test_release_numbers_are_read() -> None:

@@ -19,8 +19,12 @@ def as_user(python: str, *arguments: str, home: str) -> subprocess.CompletedProc
     paths = os.pathsep.join([str(Path(__file__).parents[2]), *(path for path in sys.path if "site-packages" in path)])
     return subprocess.run(
         ["setpriv", "--reuid", USER, "--regid", USER, "--clear-groups", python, "-B", *arguments],
-        capture_output=True, text=True, check=False, cwd=home,
-        env={"PATH": os.environ["PATH"], "PYTHONPATH": paths, "HOME": home, "SANDGATE_TEST_REQUIRE": "local"})
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=home,
+        env={"PATH": os.environ["PATH"], "PYTHONPATH": paths, "HOME": home, "SANDGATE_TEST_REQUIRE": "local"},
+    )
 
 
 def readable_python(home: str) -> str:
@@ -40,8 +44,24 @@ def test_core_passes_as_an_ordinary_user() -> None:
     with tempfile.TemporaryDirectory() as home:
         os.chown(home, int(USER), int(USER))
         python = readable_python(home)
-        ran = as_user(python, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-n", "2", "--basetemp",
-                      f"{home}/t", "-c", str(Path(__file__).parents[2] / "pyproject.toml"),
-                      str(Path(__file__).parent), "-k", CORE, home=home)
+        ran = as_user(
+            python,
+            "-m",
+            "pytest",
+            "-q",
+            "-x",
+            "-p",
+            "no:cacheprovider",
+            "-n",
+            "2",
+            "--basetemp",
+            f"{home}/t",
+            "-c",
+            str(Path(__file__).parents[2] / "pyproject.toml"),
+            str(Path(__file__).parent),
+            "-k",
+            CORE,
+            home=home,
+        )
         assert ran.returncode == 0, ran.stdout[-4000:] + ran.stderr[-2000:]
         assert " passed" in ran.stdout

@@ -10,8 +10,9 @@ from sandboxes import SandboxUnavailable, bwrap, runner
 from sandboxes.bwrap import Descriptors, Tools, View, bwrap_arguments, runner_command
 from sandboxes.seccomp import MACHINES, seccomp_filter
 
-TOOLS = Tools(bwrap=Path("/b/bwrap"), python=Path("/root/py/bin/python3.11"), prefix=Path("/root/py"),
-              rg=Path("/v/bin/rg"))
+TOOLS = Tools(
+    bwrap=Path("/b/bwrap"), python=Path("/root/py/bin/python3.11"), prefix=Path("/root/py"), rg=Path("/v/bin/rg")
+)
 VIEW = View(TOOLS, Path("/s/w"), Path("/s/h"), links={"bin": "usr/bin", "lib64": None}, read_only=(Path("/data"),))
 FDS = Descriptors(3, 4, 5, 6, {"/etc/passwd": 7})
 
@@ -22,8 +23,15 @@ def options(words: list[str], name: str, count: int) -> list[tuple[str, ...]]:
 
 def test_fences_are_all_there() -> None:
     words = bwrap_arguments(VIEW, FDS)
-    for word in ("--unshare-all", "--unshare-user", "--disable-userns", "--die-with-parent", "--new-session",
-                 "--as-pid-1", "--clearenv"):
+    for word in (
+        "--unshare-all",
+        "--unshare-user",
+        "--disable-userns",
+        "--die-with-parent",
+        "--new-session",
+        "--as-pid-1",
+        "--clearenv",
+    ):
         assert words.count(word) == 1
     assert options(words, "--cap-drop", 1) == [("ALL",)]
     assert options(words, "--seccomp", 1) == [("4",)]
@@ -34,8 +42,13 @@ def test_only_workspace_and_home_are_bound_writable() -> None:
     words = bwrap_arguments(VIEW, FDS, show=lambda path: f"/stage{path}")
     assert options(words, "--bind", 2) == [("/stage/s/w", "/workspace"), ("/stage/s/h", "/home/agent")]
     assert options(words, "--ro-bind", 2) == [
-        ("/usr", "/usr"), ("/lib64", "/lib64"), ("/proc/sys", "/proc/sys"), ("/stage/root/py", "/root/py"),
-        ("/stage/v/bin/rg", "/run/sandgate/bin/rg"), ("/stage/data", "/data")]
+        ("/usr", "/usr"),
+        ("/lib64", "/lib64"),
+        ("/proc/sys", "/proc/sys"),
+        ("/stage/root/py", "/root/py"),
+        ("/stage/v/bin/rg", "/run/sandgate/bin/rg"),
+        ("/stage/data", "/data"),
+    ]
     assert words[-6:-2] == ["--remount-ro", "/dev", "--remount-ro", "/"]
 
 
@@ -62,12 +75,29 @@ def test_made_up_etc_holds_no_name_of_the_host(tmp_path: Path) -> None:
     (tmp_path / "passwd").write_text("secret")
     (tmp_path / "alternatives").mkdir()
     assert bwrap.shown_etc(tmp_path) == (tmp_path / "alternatives",)
-    assert not any("passwd" in str(path) or "private" in str(path) or "shadow" in str(path)
-                   for path in bwrap.shown_etc())
+    assert not any(
+        "passwd" in str(path) or "private" in str(path) or "shadow" in str(path) for path in bwrap.shown_etc()
+    )
 
 
-@pytest.mark.parametrize("path", ["/", "/proc", "/dev/shm", "/workspace", "/home", "/home/agent/x", "/usr", "/etc",
-                                  "/run/sandgate/x", "/run", "/tmp", "x", "/data/../etc"])
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/",
+        "/proc",
+        "/dev/shm",
+        "/workspace",
+        "/home",
+        "/home/agent/x",
+        "/usr",
+        "/etc",
+        "/run/sandgate/x",
+        "/run",
+        "/tmp",
+        "x",
+        "/data/../etc",
+    ],
+)
 def test_places_of_the_sandbox_cannot_be_covered(path: str) -> None:
     with pytest.raises(SandboxUnavailable):
         bwrap.check_read_only((Path(path),))
@@ -100,10 +130,36 @@ def verdict(machine: str, number: int, *arguments: int, audit: int | None = None
 
 
 NUMBERS = {
-    "x86_64": {"read": 0, "execve": 59, "clone": 56, "ioctl": 16, "socket": 41, "prlimit64": 302, "ptrace": 101,
-               "mount": 165, "unshare": 272, "setns": 308, "bpf": 321, "keyctl": 250, "reboot": 169},
-    "aarch64": {"read": 63, "execve": 221, "clone": 220, "ioctl": 29, "socket": 198, "prlimit64": 261, "ptrace": 117,
-                "mount": 40, "unshare": 97, "setns": 268, "bpf": 280, "keyctl": 219, "reboot": 142},
+    "x86_64": {
+        "read": 0,
+        "execve": 59,
+        "clone": 56,
+        "ioctl": 16,
+        "socket": 41,
+        "prlimit64": 302,
+        "ptrace": 101,
+        "mount": 165,
+        "unshare": 272,
+        "setns": 308,
+        "bpf": 321,
+        "keyctl": 250,
+        "reboot": 169,
+    },
+    "aarch64": {
+        "read": 63,
+        "execve": 221,
+        "clone": 220,
+        "ioctl": 29,
+        "socket": 198,
+        "prlimit64": 261,
+        "ptrace": 117,
+        "mount": 40,
+        "unshare": 97,
+        "setns": 268,
+        "bpf": 280,
+        "keyctl": 219,
+        "reboot": 142,
+    },
 }
 
 
@@ -157,6 +213,18 @@ def test_runner_is_one_file_for_old_pythons() -> None:
     """Any image's Python >= 3.9 runs it, from this file alone, without the imports that make a start slow."""
     tree = ast.parse(Path(runner.__file__).read_text(), feature_version=(3, 9))
     modules = {name.name for node in ast.walk(tree) if isinstance(node, ast.Import) for name in node.names}
-    assert modules <= {"_signal", "_socket", "ctypes", "errno", "gc", "os", "resource", "select", "stat", "struct",
-                       "sys", "time"}
+    assert modules <= {
+        "_signal",
+        "_socket",
+        "ctypes",
+        "errno",
+        "gc",
+        "os",
+        "resource",
+        "select",
+        "stat",
+        "struct",
+        "sys",
+        "time",
+    }
     assert [node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)] == ["__future__"]

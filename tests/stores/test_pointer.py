@@ -17,8 +17,14 @@ texts = st.text(alphabet=st.sampled_from(list(HOSTILE)))
 
 def point(shown: str, *, media_type: str = "text/plain", how_to_read: str | None = None) -> str:
     fields = {} if how_to_read is None else {"how_to_read": how_to_read}
-    return pointer("sandgate://s-1/results/0009-bash-stdout", stream="stdout", bytes=5_242_880, media_type=media_type,
-                   preview=shown, **fields)
+    return pointer(
+        "sandgate://s-1/results/0009-bash-stdout",
+        stream="stdout",
+        bytes=5_242_880,
+        media_type=media_type,
+        preview=shown,
+        **fields,
+    )
 
 
 def test_pointer_reads_as_documented() -> None:

@@ -78,7 +78,7 @@ def _path(request: Request, missing: Problem | None = None) -> str:
     route = f"/v1/sessions/{request.path_params['session_id']}/files".encode()
     if not raw.startswith(route):
         raise missing or NotFound("no such file", code="missing_file")
-    exact = unquote_to_bytes(raw[len(route):].partition(b"?")[0].removeprefix(b"/"))
+    exact = unquote_to_bytes(raw[len(route) :].partition(b"?")[0].removeprefix(b"/"))
     parts = exact.split(b"/") if exact else []
     if b"\0" in exact or len(exact) > MAX_PATH or any(part in (b"", b".", b"..") or len(part) > 255 for part in parts):
         raise missing or NotFound("no such file", code="missing_file")
@@ -110,17 +110,23 @@ def _shown(entry: Entry, prefix: str) -> FileEntry:
     exact = os.fsencode(prefix + entry.path)
     plain = printable(prefix + entry.path)
     return FileEntry(
-        path=plain, href=quote(exact), kind=entry.kind, size=entry.size,
-        mode=f"{entry.mode & 0o7777:04o}", modified=entry.modified,
-        path_base64=None if os.fsencode(plain) == exact else base64.b64encode(exact).decode())
+        path=plain,
+        href=quote(exact),
+        kind=entry.kind,
+        size=entry.size,
+        mode=f"{entry.mode & 0o7777:04o}",
+        modified=entry.modified,
+        path_base64=None if os.fsencode(plain) == exact else base64.b64encode(exact).decode(),
+    )
 
 
 async def _get_tar(sandbox: Sandbox, path: str, limit: int) -> Response:
     listing = await sandbox.list(path, recursive=True)
     size = sum(entry.size for entry in listing.entries if entry.kind == "file")
     if not listing.complete or size > limit:
-        raise FileRefused(f"the folder has over {limit:,} bytes or too many entries", "Fetch parts of it.",
-                          code="content_too_large")
+        raise FileRefused(
+            f"the folder has over {limit:,} bytes or too many entries", "Fetch parts of it.", code="content_too_large"
+        )
     headers = {"content-disposition": 'attachment; filename="files.tar"', "cache-control": "no-store"}
     return StreamingResponse(pack(sandbox, path, listing), 200, headers, TAR)
 

@@ -40,8 +40,12 @@ async def healthz() -> Alive:
 @router.get("/readyz")
 async def readyz(gateway: TheGateway, response: Response) -> Ready:
     """503 with reason and remedy where a part does not work."""
-    kinds = [PartHealth(name=one.kind, works=one.works, reason=one.reason, remedy=one.remedy,
-                        not_enforced=list(one.not_enforced)) for one in await gateway.probes()]
+    kinds = [
+        PartHealth(
+            name=one.kind, works=one.works, reason=one.reason, remedy=one.remedy, not_enforced=list(one.not_enforced)
+        )
+        for one in await gateway.probes()
+    ]
     probe = await gateway.results.probe()
     store = PartHealth(name="store", works=probe.works, reason=probe.reason, remedy=probe.remedy)
     ready = store.works and all(one.works for one in kinds) and not gateway.stopping

@@ -4,6 +4,7 @@ import json
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
+from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
@@ -20,8 +21,9 @@ def problem_response(problem: Problem) -> Response:
     headers = {"cache-control": "no-store", **problem.headers}
     if problem.retry_after_seconds is not None:
         headers["retry-after"] = str(problem.retry_after_seconds)
-    return _response(problem.status, problem.title, printable(problem.message), problem.code,
-                     printable(problem.remedy), headers)
+    return _response(
+        problem.status, problem.title, printable(problem.message), problem.code, printable(problem.remedy), headers
+    )
 
 
 def _response(status: int, title: str, detail: str, code: str, remedy: str, headers: dict[str, str]) -> Response:
@@ -33,25 +35,23 @@ def install_problem_handlers(app: FastAPI) -> None:
     """Make every refusal of the application a problem, also the framework's own."""
 
     async def on_problem(_: Request, error: Exception) -> Response:
-        assert isinstance(error, Problem)  # noqa: S101 - it is registered for these
+        assert isinstance(error, Problem)
         return problem_response(error)
 
     async def on_sandbox(_: Request, error: Exception) -> Response:
-        assert isinstance(error, SandboxError)  # noqa: S101 - it is registered for these
+        assert isinstance(error, SandboxError)
         return problem_response(file_problem(error))
 
     async def on_validation(_: Request, error: Exception) -> Response:
-        assert isinstance(error, RequestValidationError)  # noqa: S101 - it is registered for these
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"] if part != "body")
-        return problem_response(Unprocessable(f"{where or 'body'}: {first['msg']}"[:1000], "See /openapi.json."))
+        assert isinstance(error, RequestValidationError)
+        return problem_response(invalid_body(error))
 
     async def on_http(_: Request, error: Exception) -> Response:
-        assert isinstance(error, HTTPException)  # noqa: S101 - it is registered for these
+        assert isinstance(error, HTTPException)
         if isinstance(error.__cause__, Problem):  # FastAPI makes a 400 of what is raised while it reads a body
             return problem_response(error.__cause__)
         if isinstance(error.__cause__, RecursionError | ValueError):
-            return problem_response(Unprocessable("body: not JSON that can be read here", "Send UTF-8, less deep."))
+            return problem_response(unreadable_body())
         title = TITLES.get(error.status_code, "Refused")
         code = title.lower().replace(" ", "_")
         return _response(error.status_code, title, title, code, "", dict(error.headers or {}))
@@ -68,6 +68,18 @@ def install_problem_handlers(app: FastAPI) -> None:
     app.add_exception_handler(HTTPException, on_http)
     app.add_exception_handler(ClientDisconnect, on_disconnect)
     app.add_exception_handler(Exception, on_anything)
+
+
+def invalid_body(error: RequestValidationError | ValidationError) -> Unprocessable:
+    """The first thing that is wrong with a request, by the place where it is."""
+    first = error.errors()[0]
+    where = ".".join(str(part) for part in first["loc"] if part != "body")
+    return Unprocessable(f"{where or 'body'}: {first['msg']}"[:1000], "See /openapi.json.")
+
+
+def unreadable_body() -> Unprocessable:
+    """What is no JSON, or too deep."""
+    return Unprocessable("body: not JSON that can be read here", "Send UTF-8, less deep.")
 
 
 def file_problem(error: SandboxError) -> Problem:

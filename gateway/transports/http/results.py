@@ -32,18 +32,36 @@ async def list_results(session: TheSession, gateway: TheGateway, principal: TheP
     """What is stored for this session; what a broken hook withheld only for the operator."""
     rows = await gateway.journal.results(session.id)
     uri = gateway.results.store_uri if session.show_store_uri else None
-    return StoredResultList(results=tuple(
-        StoredResultEntry.model_validate({
-            "reference": f"sandgate://{session.id}/results/{row.key}", "stream": row.stream, "bytes": row.bytes,
-            "media_type": row.media_type, "sha256": row.sha256, "created": row.created, "expires": row.expires,
-            "store_uri": uri(session.id, row.key) if uri else None})
-        for row in rows if principal.role == "operator" or not row.withheld))
+    return StoredResultList(
+        results=tuple(
+            StoredResultEntry.model_validate(
+                {
+                    "reference": f"sandgate://{session.id}/results/{row.key}",
+                    "stream": row.stream,
+                    "bytes": row.bytes,
+                    "media_type": row.media_type,
+                    "sha256": row.sha256,
+                    "created": row.created,
+                    "expires": row.expires,
+                    "store_uri": uri(session.id, row.key) if uri else None,
+                }
+            )
+            for row in rows
+            if principal.role == "operator" or not row.withheld
+        )
+    )
 
 
 @router.get("/{key:path}", response_model=None)
-async def get_result(key: str, request: Request, session: TheSession, gateway: TheGateway, principal: ThePrincipal,
-                     lines: Annotated[str | None, Query(max_length=30)] = None,
-                     grep: Annotated[str | None, Query(max_length=1000, min_length=1)] = None) -> Response | Page:
+async def get_result(
+    key: str,
+    request: Request,
+    session: TheSession,
+    gateway: TheGateway,
+    principal: ThePrincipal,
+    lines: Annotated[str | None, Query(max_length=30)] = None,
+    grep: Annotated[str | None, Query(max_length=1000, min_length=1)] = None,
+) -> Response | Page:
     """A result's bytes (with `Range`), or a page of its text by `lines` ("1-200") or `grep` (RE2)."""
     results = gateway.session_results(principal, session)
     row = await results.row(key)
@@ -69,10 +87,15 @@ async def _bytes(results: SessionResults, row: ResultRow, wanted: str | None) ->
     if wanted is not None and (found := _RANGE.fullmatch(wanted)) is not None and any(found.groups()):
         start, end = _byte_range(found[1], found[2], row.bytes)
         status = 206
-    headers = {"accept-ranges": "bytes", "content-length": str(end - start), "etag": f'"{row.sha256}"',
-               "x-content-type-options": "nosniff", "cache-control": "private, no-cache",
-               "last-modified": formatdate(row.created, usegmt=True),
-               "content-disposition": f'attachment; filename="{row.key.rpartition("/")[2]}"'}
+    headers = {
+        "accept-ranges": "bytes",
+        "content-length": str(end - start),
+        "etag": f'"{row.sha256}"',
+        "x-content-type-options": "nosniff",
+        "cache-control": "private, no-cache",
+        "last-modified": formatdate(row.created, usegmt=True),
+        "content-disposition": f'attachment; filename="{row.key.rpartition("/")[2]}"',
+    }
     if status == 206:
         headers["content-range"] = f"bytes {start}-{end - 1}/{row.bytes}"
     return StreamingResponse(_chunks(results, row, start, end), status, headers, row.media_type)

@@ -100,8 +100,10 @@ def listen(server: Server) -> socket.socket:
     """A bound socket. Raises SettingsError for a taken port, a foreign address, or one that the network can reach
     without a list of names that are ours."""
     if not _is_loopback(server.host) and not server.allowed_hosts:
-        raise SettingsError(f"server.host: {server.host} can be reached from the network",
-                            "Name the hosts that clients use in server.allowed_hosts, or listen on 127.0.0.1.")
+        raise SettingsError(
+            f"server.host: {server.host} can be reached from the network",
+            "Name the hosts that clients use in server.allowed_hosts, or listen on 127.0.0.1.",
+        )
     family = socket.AF_INET6 if ":" in server.host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # asyncio sets TCP_NODELAY by proto
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -110,8 +112,10 @@ def listen(server: Server) -> socket.socket:
         listener.listen(1024)
     except OSError as error:
         listener.close()
-        raise SettingsError(f"server: cannot listen on {server.host}:{server.port}: {error.strerror}",
-                            "Stop what uses it, or choose another with --port.") from error
+        raise SettingsError(
+            f"server: cannot listen on {server.host}:{server.port}: {error.strerror}",
+            "Stop what uses it, or choose another with --port.",
+        ) from error
     return listener
 
 
@@ -126,10 +130,19 @@ def _is_loopback(host: str) -> bool:
 async def serving(gateway: Gateway, tokens: Tokens, server: Server, listener: socket.socket) -> AsyncIterator[str]:
     """Serve until the block ends; gives the base URL. Leaving drains the gateway, then closes the connections."""
     port = listener.getsockname()[1]
-    config = uvicorn.Config(create_app(gateway, tokens, server, port), http=BoundedProtocol, lifespan="off",
-                            log_config=None, access_log=False, limit_concurrency=MAX_CONNECTIONS,
-                            server_header=False, proxy_headers=False, timeout_keep_alive=30,
-                            timeout_graceful_shutdown=5, ws="none")
+    config = uvicorn.Config(
+        create_app(gateway, tokens, server, port),
+        http=BoundedProtocol,
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        limit_concurrency=MAX_CONNECTIONS,
+        server_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=30,
+        timeout_graceful_shutdown=5,
+        ws="none",
+    )
     uvicorn_server = QuietServer(config)
     ended = anyio.Event()
 
