@@ -181,15 +181,14 @@ class ConfiguredProfiles(Profiles):
             sources.append(inline)
         hooks: list[SandboxHook] = [SeedWorkspace(sources)] if sources else []
         size = int(limits.workspace_size)
+        targets: dict[str, list[str]] = {}
         for one in profile.collect:
-            target = FolderTarget(self._settings_uri(one.to), row.id)
-            hooks.append(CollectWorkspace(one.match, target, max_bytes=size))
-        expires = row.expires + self._settings.store.retention_hours * 3600
-        results = SessionResults(row.id, self._results, self._journal)
-        for number, match in enumerate(request.collect, start=1):
-            hooks.append(
-                CollectWorkspace(match, ResultsTarget(results, f"collected-{number}", expires), max_bytes=size)
-            )
+            targets.setdefault(self._settings_uri(one.to), []).append(one.match)
+        hooks += [CollectWorkspace(globs, folder_target(to, row.id), max_bytes=size) for to, globs in targets.items()]
+        if request.collect:
+            expires = row.expires + self._settings.store.retention_hours * 3600
+            own = ResultsTarget(SessionResults(row.id, self._results, self._journal), "collected", expires)
+            hooks.append(CollectWorkspace(request.collect, own, max_bytes=size))
         return tuple(hooks)
 
     def _settings_uri(self, to: str) -> str:
@@ -221,18 +220,19 @@ def _callers_env(profile: Profile, request: SessionRequest) -> dict[str, str]:
 class FolderTarget:
     """Collects into `<to>/<session>/`, a folder or any writable fsspec URI."""
 
-    to: str
+    name: str
     session_id: str
-
-    @property
-    def name(self) -> str:
-        return self.to
+    store: Store
 
     async def put(self, key: str, source: AsyncIterable[bytes] | bytes, media_type: str) -> StoredObject:
-        return await Store.from_uri(self.to).scoped(self.session_id).put(key, source)
+        return await self.store.put(key, source)
 
     def reference(self, key: str) -> str:
-        return f"{self.to.rstrip('/')}/{self.session_id}/{key}"
+        return f"{self.name.rstrip('/')}/{self.session_id}/{key}"
+
+
+def folder_target(to: str, session_id: str) -> FolderTarget:
+    return FolderTarget(to, session_id, Store.from_uri(to).scoped(session_id))
 
 
 @dataclass(frozen=True, slots=True)

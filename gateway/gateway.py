@@ -171,10 +171,22 @@ class Gateway:
                 continue
             session.state, session.close_report = row.state, row.close_report
             session.sequence = await self.journal.last_sequence(row.id)
-            session.results_bytes = sum(one.bytes for one in await self.journal.results(row.id))
+            rows = await self.journal.results(row.id)
+            session.results_bytes = sum(one.bytes for one in rows)
+            if row.state == "open":
+                await self._delete_unindexed(row.id, {one.key for one in rows})
             if row.state != "open":
                 session.closed.set()
             self.sessions.add(session)
+
+    async def _delete_unindexed(self, session_id: str, known: set[str]) -> None:
+        """What an earlier process stored and did not live to index: nobody has its reference."""
+        try:
+            for stored in await self.results.list(session_id):
+                if stored.key not in known:
+                    await self.results.delete(session_id, stored.key)
+        except StoreError as error:
+            logger.warning("results of session %s could not be looked at: %s", session_id, error)
 
     async def drain(self) -> None:
         """Accept nothing more; let calls end for `stop_seconds`, then cancel them. Returns when all have ended."""

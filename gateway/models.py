@@ -150,15 +150,21 @@ class SeedFile(Wire):
     mode: Annotated[int, Field(ge=0, le=0o777)] = 0o644
 
 
+LEAST_MEMORY: Final = 32 << 20
+LEAST_CPUS: Final = 0.01
+LEAST_OPEN_FILES: Final = 32
+"""Below these a sandbox does not start, or nothing starts in it."""
+
+
 class LimitsRequest(Wire):
     """Narrower limits for one session; sizes in bytes. Wider than the profile's is refused."""
 
     call_seconds: Annotated[float, Field(gt=0)] | None = None
     max_call_seconds: Annotated[float, Field(gt=0)] | None = None
-    memory: Annotated[int, Field(gt=0)] | None = None
-    cpus: Annotated[float, Field(gt=0)] | None = None
+    memory: Annotated[int, Field(ge=LEAST_MEMORY)] | None = None
+    cpus: Annotated[float, Field(ge=LEAST_CPUS)] | None = None
     processes: Annotated[int, Field(gt=0)] | None = None
-    open_files: Annotated[int, Field(gt=0)] | None = None
+    open_files: Annotated[int, Field(ge=LEAST_OPEN_FILES)] | None = None
     workspace_size: Annotated[int, Field(gt=0)] | None = None
     output: Annotated[int, Field(gt=0)] | None = None
     parallel_calls: Annotated[int, Field(gt=0)] | None = None

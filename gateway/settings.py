@@ -28,7 +28,7 @@ from pydantic_settings import (
 
 from gateway.errors import SettingsError
 from gateway.hooks.permission import Mode, PermissionPolicy
-from gateway.models import Network, Wire
+from gateway.models import LEAST_CPUS, LEAST_MEMORY, LEAST_OPEN_FILES, Network, Wire
 
 PREFIX: Final = "SANDGATE_"
 OUTSIDE_VARIABLES: Final = frozenset(
@@ -88,10 +88,10 @@ class ProfileLimits(Wire):
 
     call_seconds: Seconds = 120
     max_call_seconds: Seconds = 600
-    memory: ByteSize = ByteSize(1 << 30)
-    cpus: Annotated[float, Field(gt=0)] = 1.0
+    memory: Annotated[ByteSize, Field(ge=LEAST_MEMORY)] = ByteSize(1 << 30)
+    cpus: Annotated[float, Field(ge=LEAST_CPUS)] = 1.0
     processes: Count = 128
-    open_files: Count = 1024
+    open_files: Annotated[int, Field(ge=LEAST_OPEN_FILES)] = 1024
     workspace_size: ByteSize = ByteSize(512 << 20)
     output: ByteSize = ByteSize(1 << 20)
     parallel_calls: Count = 8

@@ -3,7 +3,7 @@
 import base64
 import json
 import time
-from collections.abc import AsyncIterable, AsyncIterator
+from collections.abc import AsyncIterable, AsyncIterator, Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Final, Protocol
 
@@ -50,7 +50,7 @@ class Manifest:
     """What was collected and what was left out; `complete` is False when anything that matched is missing."""
 
     session: str
-    match: str
+    match: tuple[str, ...]
     created: float
     complete: bool = True
     files: list[Collected] = field(default_factory=list)
@@ -63,11 +63,11 @@ class Manifest:
 
 
 class CollectWorkspace(SandboxHook):
-    """Takes every regular file that matches, never through a link, up to caps on count, size and sum. Sparse files
-    count with their whole length, so they are skipped by size. One object serves one session."""
+    """Takes every regular file that matches one of the globs, never through a link, up to caps on count, size and sum.
+    Sparse files count with their whole length, so they are skipped by size. One object serves one session."""
 
-    def __init__(self, match: str, target: Target, *, max_bytes: int) -> None:
-        self._match = match.removeprefix("./")
+    def __init__(self, match: Iterable[str], target: Target, *, max_bytes: int) -> None:
+        self._match = tuple(pattern.removeprefix("./") for pattern in match)
         self._target = target
         self._max_bytes = max_bytes
         self.report: CollectReport | None = None
@@ -97,13 +97,16 @@ class CollectWorkspace(SandboxHook):
                 skipped=tuple(f"{one['path']}: {one['reason']}" for one in manifest.skipped),
             )
 
+    def _wanted(self, path: str) -> bool:
+        return any(glob_matches(path, pattern) for pattern in self._match)
+
     async def _take_all(self, sandbox: Sandbox, manifest: Manifest) -> None:
         listing = await sandbox.list(recursive=True)
         if not listing.complete:
             manifest.skip("*", "the workspace has too many entries, or is too deep, to list whole")
         left = self._max_bytes
         for entry in listing.entries:
-            if entry.kind == "directory" or not glob_matches(entry.path, self._match):
+            if entry.kind == "directory" or not self._wanted(entry.path):
                 continue
             if entry.kind != "file":
                 manifest.skip(entry.path, f"not a regular file: {entry.kind}")

@@ -239,7 +239,7 @@ async def test_a_session_collects_to_its_own_results(server: Served) -> None:
     )
     report = (await server.agent.delete(f"/v1/sessions/{session['id']}")).json()
     told = [(one["files"], one["complete"], one["error"]) for one in report["collected"]]
-    assert told == [(2, True, None), (1, True, None)]
+    assert told == [(3, True, None)]
     async with server.client(session["token"]) as owner:
         listed = (await owner.get(f"/v1/sessions/{session['id']}/results")).json()["results"]
         contents = {}
@@ -248,10 +248,11 @@ async def test_a_session_collects_to_its_own_results(server: Served) -> None:
             assert (answer.status_code, sha256(answer.content)) == (200, one["sha256"])
             contents[one["reference"]] = answer.content
     manifest = json.loads(contents[report["collected"][0]["manifest"]])
-    prefix = f"sandgate://{session['id']}/results/collected-1"
+    prefix = f"sandgate://{session['id']}/results/collected"
     assert {one["path"]: contents[f"{prefix}/{one['key']}"] for one in manifest["files"]} == {
         "out/seq": b"".join(b"%d\n" % number for number in range(1, 50_001)),
         "out/a b": b"a b\n",
+        "a.log": b"log\n",
     }
 
 
@@ -617,3 +618,15 @@ async def test_collecting_that_takes_too_long_is_given_up(
         assert left_of(state_dir) == []
     assert any("given up" in one for one in report.failed)
     assert [one.complete for one in report.collected] == [False]
+
+
+async def test_several_globs_to_one_place_are_one_collection(state_dir: Path, tmp_path: Path) -> None:
+    """Two rules of one target have one manifest."""
+    rules = tuple({"match": match, "to": str(tmp_path / "out")} for match in ("a*", "b*"))
+    async with served(state_dir, profiles={"default": {"collect": rules}}) as server:
+        session = await server.session()
+        await server.call(session, "bash", command="touch a1 b1 c1")
+        report = (await server.agent.delete(f"/v1/sessions/{session['id']}")).json()
+    assert [(one["files"], one["complete"]) for one in report["collected"]] == [(2, True)]
+    manifest = json.loads((tmp_path / "out" / session["id"] / "manifest.json").read_text())
+    assert [one["path"] for one in manifest["files"]] == ["a1", "b1"]

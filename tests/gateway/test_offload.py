@@ -11,7 +11,7 @@ from gateway.hooks.offload import Rule, Rules
 from gateway.journal import ResultRow
 from gateway.results import SessionResults
 from stores import AlwaysOffload, NeverOffload, OffloadOverChars
-from tests.gateway.conftest import called, opened, running
+from tests.gateway.conftest import AGENT, called, opened, running
 
 pytestmark = [pytest.mark.anyio, pytest.mark.needs("local")]
 
@@ -200,3 +200,16 @@ async def test_store_uri_is_shown_only_where_the_profile_says_so(state_dir: Path
             assert "file://" not in stored.text
     assert uris["default"] is None
     assert Path((uris["shows"] or "").removeprefix("file://")).stat().st_size == 108_894
+
+
+async def test_stored_but_never_indexed_is_removed_at_the_next_start(state_dir: Path) -> None:
+    """A44: a crash between data and index leaves a whole result, or none."""
+    async with running(state_dir) as gateway:
+        session = await opened(gateway)
+        stored = await called(gateway, session, "bash", command="seq 1 20000")
+        await gateway.results.put(session.id, "0002-bash-stdout", b"nobody knows this", "text/plain")
+    async with running(state_dir) as gateway:
+        assert [one.key for one in await gateway.results.list(session.id)] == ["0001-bash-stdout"]
+        again = gateway.sessions.find(AGENT, session.id)
+        page = await called(gateway, again, "read_result", reference=stored.references[0].reference, lines="9")
+    assert page.text == "9"

@@ -107,10 +107,10 @@ async def test_skip_without_a_reason_gets_a_default_text(gateway: Gateway, sessi
         "allow",
         Continue,
         Continue(arguments=[]),  # type: ignore[arg-type]
-        Skip(reason=None),
+        Skip(reason=None),  # type: ignore[arg-type]
     ],
     ids=repr,
-)  # type: ignore[arg-type]
+)
 async def test_what_is_no_decision_before_the_tool_closes(gateway: Gateway, session: Session, answer: Any) -> None:
     """A58: silence is not consent."""
     hook = Answers()
