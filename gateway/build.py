@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from gateway.errors import SettingsError, StateError, Unprocessable
+from gateway.execution import CallRunner
 from gateway.gateway import Gateway, GatewayOptions, Profiles
 from gateway.hooks.hook import Hook
 from gateway.hooks.offload import Offload, Rule, Rules
@@ -267,20 +268,17 @@ async def built_gateway(settings: Settings, folder: Path, state: State) -> Async
     places = SandboxPlaces(settings.server.live_sandboxes)
     retention = settings.store.retention_hours * 3600
     journal = Journal.open(state.folder / "sandgate.db")
+    offload = Offload(rules, results, preview_characters=settings.offload.preview_chars, retention_seconds=retention)
     gateway = Gateway(
         journal=journal,
         sessions=Sessions(settings.server.sessions),
         places=places,
         profiles=ConfiguredProfiles(settings, folder, kinds, places, toolbox, results, journal),
-        pipeline=pipeline,
-        toolbox=toolbox,
+        runner=CallRunner(pipeline, toolbox, offload, results, journal, SpoolFolder(state.folder / "spool")),
         results=results,
-        spools=SpoolFolder(state.folder / "spool"),
-        offload=Offload(rules, results, preview_characters=settings.offload.preview_chars, retention_seconds=retention),
         options=GatewayOptions(
             replay_seconds=settings.server.replay_seconds,
             stop_seconds=settings.server.stop_seconds,
-            retention_seconds=retention,
         ),
     )
     async with gateway.run():

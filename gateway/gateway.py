@@ -1,9 +1,9 @@
 """Gateway: open a session, run a call, read a result, close a session. Transports call this; it knows no protocol."""
 
-import errno
 import hashlib
 import json
 import logging
+import sqlite3
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -12,54 +12,33 @@ from dataclasses import dataclass, replace
 import anyio
 from anyio.abc import TaskGroup
 
-from gateway.answer import build_result
 from gateway.calls import ActiveCall
-from gateway.errors import Forbidden, NotFound, Problem, SandgateError, Unavailable, Unprocessable
-from gateway.hooks.hook import HookContext
-from gateway.hooks.offload import Offload, Offloaded
+from gateway.errors import Forbidden, NotFound, SandgateError, Unavailable, Unprocessable
+from gateway.execution import CallRunner
 from gateway.journal import Journal, SessionRow, Terminal
 from gateway.models import (
-    STREAMS,
     CallRecord,
     CallRequest,
     CloseReport,
-    DecisionRecord,
     Fault,
     OpenedSession,
     SessionRequest,
     SessionState,
-    Stream,
     ToolCall,
     ToolResult,
 )
-from gateway.pipeline import HookBroken, Pipeline, Stopped, Trail
+from gateway.outcomes import opening_problem, without_output
+from gateway.pipeline import Trail
 from gateway.principals import Principal, digest, new_token
 from gateway.results import SessionResults
-from gateway.sandbox_view import SandboxView
 from gateway.sessions import RETRY_SECONDS, SandboxPlaces, Session, Sessions, new_session_id
-from gateway.spool import Spool, SpoolFolder, Spools
-from gateway.toolbox import Toolbox
-from gateway.tools.tool import Outcome, Tool, ToolContext
-from sandboxes import (
-    CommandRefused,
-    FileRefused,
-    Probe,
-    SandboxError,
-    SandboxKind,
-    SandboxLost,
-    SandboxUnavailable,
-    Sink,
-)
+from sandboxes import Probe, SandboxError, SandboxKind
 from stores import ResultStore, StoreError
 
 logger = logging.getLogger(__name__)
 
 SWEEP_SECONDS = 1.0
 TIDY_SECONDS = 10.0
-HOOK_RESULT_BYTES = 1 << 20
-"""How much of one stream a post hook sees in the result itself; the rest is in `ctx.body`."""
-OVERRUN_SECONDS = 5.0
-"""A tool that should have ended by itself is cut off this long after its limit."""
 
 
 class Profiles:
@@ -85,21 +64,7 @@ class GatewayOptions:
 
     replay_seconds: float = 10.0
     stop_seconds: float = 10.0
-    retention_seconds: float = 86400.0
     records_seconds: float = 30 * 86400.0
-
-
-@dataclass(frozen=True, slots=True)
-class Body:
-    """The whole output of a call, as `post_tool_call` reads it."""
-
-    spools: Spools
-
-    def size(self, stream: Stream) -> int:
-        return self.spools[stream].kept
-
-    async def read(self, stream: Stream, start: int, end: int) -> bytes:
-        return await self.spools[stream].read(start, end)
 
 
 class Gateway:
@@ -112,24 +77,18 @@ class Gateway:
         sessions: Sessions,
         places: SandboxPlaces,
         profiles: Profiles,
-        pipeline: Pipeline,
-        toolbox: Toolbox,
-        offload: Offload,
+        runner: CallRunner,
         results: ResultStore,
-        spools: SpoolFolder,
         options: GatewayOptions,
     ) -> None:
         self.journal = journal
         self.sessions = sessions
         self.places = places
         self.profiles = profiles
-        self.pipeline = pipeline
-        self.toolbox = toolbox
+        self.runner = runner
         self.results = results
         self.options = options
         self.stopping = False
-        self._offload = offload
-        self._spools = spools
         self._tasks: TaskGroup | None = None
         self._tidied = 0.0
         self._keyed: dict[tuple[str, str], tuple[str, ActiveCall]] = {}
@@ -243,7 +202,7 @@ class Gateway:
         except BaseException as error:
             with anyio.CancelScope(shield=True):
                 await self._undo_opening(session, error)
-            raise _opening_problem(error) from error
+            raise opening_problem(error) from error
         return OpenedSession(id=session.id, token=token, session=session.record())
 
     async def _check_kind(self, session: Session) -> None:
@@ -322,7 +281,7 @@ class Gateway:
     ) -> ActiveCall:
         session.check_open()  # it may have been closed while an earlier answer was looked for
         call = self._call(session, request)
-        tool = self.toolbox.get(call.tool)
+        tool = self.runner.toolbox.get(call.tool)
         if tool is not None and tool.needs_sandbox and not session.sandbox_alive:
             self.places.check()
         session.sequence = call.sequence
@@ -330,10 +289,14 @@ class Gateway:
         session.running[call.id] = active
         try:
             self.journal.accept(call, key, fingerprint)
-        except BaseException:
+        except sqlite3.Error as error:
             del session.running[call.id]
             active.discard()
-            raise
+            raise Unavailable(
+                "the journal cannot be written, so nothing runs",
+                "See to the disk of the state folder.",
+                code="journal_unavailable",
+            ) from error
         if key is not None and fingerprint is not None:
             self._keyed[session.id, key] = (fingerprint, active)
         self._task_group.start_soon(self._run, session, active)
@@ -365,13 +328,13 @@ class Gateway:
             requested_tool=answer.tool,
             call_id=answer.call_id,
         )
-        active = ActiveCall(call, self._streams(0), shows_output=True, keyed=True)
+        active = ActiveCall(call, self.runner.streams(0), shows_output=True, keyed=True)
         active.finish(answer)
         return active
 
     def _call(self, session: Session, request: CallRequest) -> ToolCall:
-        name, arguments = self.toolbox.resolve(request.tool, request.arguments)
-        tool, sequence = self.toolbox.get(name), session.sequence + 1
+        name, arguments = self.runner.toolbox.resolve(request.tool, request.arguments)
+        tool, sequence = self.runner.toolbox.get(name), session.sequence + 1
         return ToolCall(
             id=f"c-{sequence:04d}",
             session_id=session.id,
@@ -386,200 +349,48 @@ class Gateway:
         )
 
     def _active(self, session: Session, call: ToolCall, *, keyed: bool, streamed: bool) -> ActiveCall:
-        shows = session.raw_stream or not self.pipeline.hides_output(call.tool)
-        keep = max(session.limits.output, HOOK_RESULT_BYTES)
-        if streamed or self._offload.may_store(call.tool) or self.pipeline.matching(call.tool, "post_tool_call"):
-            keep = max(keep, session.limits.results_size - session.results_bytes)
-        return ActiveCall(call, self._streams(keep), shows_output=shows, keyed=keyed)
-
-    def _streams(self, keep: int) -> dict[Stream, Spool]:
-        return {stream: self._spools.new(keep=keep) for stream in STREAMS}
+        shows = session.raw_stream or not self.runner.pipeline.hides_output(call.tool)
+        keep = self.runner.kept_bytes(session, call.tool, streamed=streamed)
+        return ActiveCall(call, self.runner.streams(keep), shows_output=shows, keyed=keyed)
 
     async def _run(self, session: Session, active: ActiveCall) -> None:
         """One call, from its accepted record to its terminal one."""
         trail: Trail = []
         started = time.perf_counter()
         try:
-            end = await self._to_the_end(session, active, trail)
+            end = await self.runner.run(session, active, trail)
         except Exception:
             logger.exception("call %s of session %s", active.call.id, session.id)
             fault = Fault(code="internal", message="the gateway failed", remedy="Its log has the reason.")
-            end = Terminal(active.call, _plain(active.call, "internal", fault), trail)
+            end = Terminal(active.call, without_output(active.call, "internal", fault), trail)
         duration = round((time.perf_counter() - started) * 1000, 3)
         end = replace(
             end,
             keep_answer=active.keyed,
             result=end.result.model_copy(update={"duration_ms": duration, "hooks": _names(trail)}),
         )
-        try:
-            self.journal.finish(end)
-        finally:
-            session.results_bytes += sum(row.bytes for row in end.results)
-            session.ended(active)
-            active.finish(end.result)
+        session.results_bytes += sum(row.bytes for row in end.results)
+        result = self._recorded(end)
+        session.ended(active)
+        active.finish(result)
         if active.streamed or active.keyed:
             self._ended.append((anyio.current_time() + self.options.replay_seconds, session, active))
         else:
             active.discard()
 
-    async def _to_the_end(self, session: Session, active: ActiveCall, trail: Trail) -> Terminal:
-        outcome, call, failure = Outcome("cancelled", code="cancelled", message="cancelled"), active.call, None
-        with active.scope:
-            async with session.parallel:
-                call, outcome, failure = await self._let_run(session, active, trail)
-        if call.arguments is not active.call.arguments:
-            active.call = call
-        result = await build_result(call, outcome, active.spools, HOOK_RESULT_BYTES)
-        raw = _raw_digest(active.spools)
-        if outcome.status in ("skipped", "denied", "invalid", "hook"):
-            return Terminal(call, result, trail, raw)
-        if failure is None:
-            try:
-                final = await self.pipeline.after(self._hook_context(session, call, Body(active.spools)), result, trail)
-                return await self._offloaded(session, active, result, final, trail, raw)
-            except HookBroken as broken:
-                failure = broken
-        return await self._withheld(active, failure, trail, raw)
-
-    async def _let_run(
-        self, session: Session, active: ActiveCall, trail: Trail
-    ) -> tuple[ToolCall, Outcome, HookBroken | None]:
-        call = active.call
-        tool = self.toolbox.get(call.tool)
-        if tool is None or call.tool not in {one.name for one in session.tools}:
-            return (
-                call,
-                _invalid(
-                    "unknown_tool",
-                    f"no such tool: {call.tool[:200]}",
-                    f"This session has: {', '.join(one.name for one in session.tools)}.",
-                ),
-                None,
-            )
-        if wrong := self.toolbox.wrong(call.tool, call.arguments):
-            return call, _invalid("invalid_arguments", wrong, "See the tool's schema."), None
-        passed = await self.pipeline.before(
-            self._hook_context(session, call), lambda new: self.toolbox.wrong(call.tool, new), trail
-        )
-        call = call.model_copy(update={"arguments": passed.arguments})
-        if isinstance(passed, Stopped):
-            return call, _stopped(passed), None
-        if session.permissions.decide(call.tool) == "deny":
-            trail.append(DecisionRecord(hook="permission", point="pre_tool_call", decision="deny"))
-            return (
-                call,
-                Outcome(
-                    "denied",
-                    code="permission_denied",
-                    message=f"not allowed here: {call.tool}",
-                    remedy="Do it another way, or ask the operator.",
-                ),
-                None,
-            )
-        outcome, failure = await self._run_tool(session, active, call, tool)
-        return call, outcome, failure
-
-    async def _run_tool(
-        self, session: Session, active: ActiveCall, call: ToolCall, tool: Tool
-    ) -> tuple[Outcome, HookBroken | None]:
-        ctx = self._hook_context(session, call)
-        filters = {
-            stream: one
-            for stream in STREAMS
-            if (one := self.pipeline.filtered(ctx, stream, active.spools[stream])) is not None
-        }
-        if not filters:
-            return await self._guarded(session, call, tool, active.spools), None
-        async with anyio.create_task_group() as tasks:
-            for one in filters.values():
-                tasks.start_soon(one.run)
-            try:
-                outcome = await self._guarded(session, call, tool, {**active.spools, **filters})
-            finally:
-                for one in filters.values():
-                    one.end()
-        return outcome, next((one.failure for one in filters.values() if one.failure), None)
-
-    async def _guarded(self, session: Session, call: ToolCall, tool: Tool, sinks: Mapping[Stream, Sink]) -> Outcome:
-        """Run the tool; what it raises becomes a status."""
-        ctx = ToolContext(
-            session=session.info(call.turn_id),
-            sandbox=session.sandbox,
-            hook_sandbox=SandboxView(session.sandbox),
-            stdout=sinks["stdout"],
-            stderr=sinks["stderr"],
-            results=SessionResults(session.id, self.results, self.journal),
-            timeout_seconds=session.limits.call_seconds,
-            max_timeout_seconds=session.limits.max_call_seconds,
-        )
+    def _recorded(self, end: Terminal) -> ToolResult:
+        """Write the terminal record; what could not be recorded is not answered as if it were."""
         try:
-            with anyio.fail_after(session.limits.max_call_seconds + OVERRUN_SECONDS):
-                return await tool.run(call.arguments, ctx)
-        except Exception as error:  # strangers' tools: whatever they raise is this call's end, not ours
-            return _failed(error, call)
-
-    def _hook_context(self, session: Session, call: ToolCall, body: Body | None = None) -> HookContext:
-        return HookContext(
-            session=session.info(call.turn_id),
-            call=call,
-            tools=session.tools,
-            sandbox=SandboxView(session.sandbox),
-            body=body,
-        )
-
-    async def _offloaded(
-        self, session: Session, active: ActiveCall, built: ToolResult, final: ToolResult, trail: Trail, raw: str
-    ) -> Terminal:
-        spools = active.spools
-        if final.content != built.content:
-            spools = await self._respooled(active, final)
-        done = await self._offload.apply(active.call, final, spools, show_uri=session.show_store_uri)
-        done = await self._bounded(session, done, spools)
-        trail.extend(done.decisions)
-        return Terminal(active.call, done.result, trail, raw, done.rows)
-
-    async def _respooled(self, active: ActiveCall, final: ToolResult) -> Spools:
-        """A hook replaced the content: what the program wrote is gone, and the new content takes its place."""
-        spools = self._streams(keep=sum(4 * len(block.text) for block in final.content) + 1)
-        for block in final.content:
-            await spools[block.stream or "stdout"].write(block.text.encode(errors="replace"))
-        active.replace_spools(spools)
-        return spools
-
-    async def _bounded(self, session: Session, done: Offloaded, spools: Spools) -> Offloaded:
-        """What stayed in the answer is cut to the session's `output` a stream."""
-        stored = {one.stream for one in done.result.references}
-        limit, blocks, cut = session.limits.output, [], done.result.truncated and not stored
-        for block in done.result.content:
-            text = block.text
-            if (block.stream or "stdout") not in stored and len(text.encode(errors="replace")) > limit:
-                half, cut = limit // 2, True
-                encoded = text.encode(errors="replace")
-                text = (
-                    f"{encoded[:half].decode(errors='ignore')}\n... {len(encoded) - 2 * half:,} bytes left out ...\n"
-                    f"{encoded[-half:].decode(errors='ignore')}"
-                )
-            blocks.append(block.model_copy(update={"text": text}))
-        truncated = cut or any(spools[stream].truncated for stream in STREAMS)
-        return replace(done, result=done.result.model_copy(update={"content": tuple(blocks), "truncated": truncated}))
-
-    async def _withheld(self, active: ActiveCall, broken: HookBroken, trail: Trail, raw: str) -> Terminal:
-        """A hook broke after the tool ran: the caller sees nothing, the operator can read it until retention ends."""
-        rows = []
-        for stream in STREAMS:
-            if active.spools[stream].total:
-                try:
-                    rows.append(
-                        replace(await self._offload.keep(active.call, stream, active.spools[stream]), withheld=1)
-                    )
-                except StoreError as error:
-                    logger.warning("call %s: withheld output not stored: %s", active.call.id, error)
-        fault = Fault(
-            code="hook_failed",
-            message=f"the tool ran, but a hook broke: {broken.hook}: {broken.why}",
-            remedy="The output is withheld; the operator can read it.",
-        )
-        return Terminal(active.call, _plain(active.call, "hook", fault), trail, raw, rows)
+            self.journal.finish(end)
+        except sqlite3.Error:
+            logger.exception("call %s of session %s has no terminal record", end.call.id, end.call.session_id)
+            fault = Fault(
+                code="disk_full",
+                message="the call ended, and its record could not be written",
+                remedy="See to the disk of the state folder.",
+            )
+            return without_output(end.call, "disk", fault)
+        return end.result
 
     # calls, seen from outside
 
@@ -675,106 +486,6 @@ def _fingerprint(request: CallRequest) -> str:
     return hashlib.sha256(json.dumps(request.model_dump(mode="json"), sort_keys=True).encode()).hexdigest()
 
 
-def _raw_digest(spools: Spools) -> str:
-    return hashlib.sha256(" ".join(spools[stream].sha256 for stream in STREAMS).encode()).hexdigest()
-
-
 def _names(trail: Trail) -> tuple[str, ...]:
     hooks = [one.hook for one in trail if one.hook not in ("offload", "permission") and one.decision != "continue"]
     return tuple(dict.fromkeys(hooks))
-
-
-def _plain(call: ToolCall, status: str, fault: Fault) -> ToolResult:
-    return ToolResult.model_validate(
-        {"id": call.id, "call_id": call.call_id, "tool": call.tool, "status": status, "error": fault}
-    )
-
-
-def _invalid(code: str, message: str, remedy: str) -> Outcome:
-    return Outcome("invalid", code=code, message=message, remedy=remedy)
-
-
-def _stopped(stopped: Stopped) -> Outcome:
-    match stopped.status:
-        case "skipped":
-            return Outcome("skipped", code="tool_skipped", message=stopped.reason)
-        case "invalid":
-            return Outcome(
-                "invalid",
-                code="invalid_arguments",
-                message=stopped.reason,
-                remedy="The hook is at fault, not the caller.",
-            )
-        case "hook":
-            return Outcome(
-                "hook",
-                code="hook_failed",
-                message=f"the tool did not run, a hook broke: {stopped.reason}",
-                remedy='Mend the hook, or declare it on_failure = "open".',
-            )
-
-
-def _failed(error: Exception, call: ToolCall) -> Outcome:
-    """What an exception out of a tool means."""
-    match error:
-        case SandboxLost():
-            files = "its files are lost" if error.files_lost else "its files are still there"
-            return Outcome(
-                "sandbox_lost",
-                code="sandbox_lost",
-                message=f"{error.message}; {files}",
-                remedy="The next call gets a new sandbox.",
-            )
-        case SandboxUnavailable():
-            return Outcome("engine", code="sandbox_unavailable", message=error.message, remedy=error.remedy)
-        case CommandRefused(code="E2BIG" | "EINVAL"):
-            return _invalid("invalid_arguments", error.message, error.remedy)
-        case CommandRefused(code="EAGAIN"):
-            return Outcome("pids", code="command_failed", message=error.message, remedy=error.remedy)
-        case CommandRefused():
-            return Outcome("failed", code="command_failed", message=error.message, remedy=error.remedy)
-        case FileRefused(code="disk_full"):
-            return Outcome("disk", code="disk_full", message=error.message, remedy=error.remedy)
-        case FileRefused():
-            return Outcome("failed", code=error.code, message=error.message, remedy=error.remedy)
-        case Problem(code="session_closed"):
-            return Outcome("cancelled", code="cancelled", message=error.message, remedy=error.remedy)
-        case Problem():
-            return Outcome("failed", code=error.code, message=error.message, remedy=error.remedy)
-        case TimeoutError():
-            return Outcome("timeout", code="tool_timeout", message="the tool did not end within its limit")
-        case OSError(errno=errno.ENOSPC | errno.EDQUOT):
-            return Outcome(
-                "disk",
-                code="disk_full",
-                message="the gateway's own disk is full",
-                remedy="Free space in the state folder.",
-            )
-    logger.error("tool %s failed in call %s of session %s", call.tool, call.id, call.session_id, exc_info=error)
-    return Outcome(
-        "failed",
-        code="capability_execution_failed",
-        message=f"the tool raised {type(error).__name__}",
-        remedy="The gateway's log has the reason.",
-    )
-
-
-def _opening_problem(error: BaseException) -> BaseException:
-    match error:
-        case SandboxUnavailable():
-            return Unavailable(f"sandbox unavailable: {error.message}", error.remedy, code="sandbox_unavailable")
-        case SandboxError():
-            return Unprocessable(
-                f"the sandbox could not be prepared: {error.message}",
-                error.remedy,
-                code=getattr(error, "code", "sandbox_lost"),
-            )
-        case SandgateError():
-            return error
-        case Exception():
-            return Unavailable(
-                f"a SandboxHook failed: {type(error).__name__}: {error}",
-                "Nothing is left of the session.",
-                code="sandbox_hook_failed",
-            )
-    return error

@@ -10,6 +10,7 @@ import anyio
 import httpx2
 import pytest
 
+from gateway.errors import Unavailable
 from gateway.gateway import Gateway
 from gateway.models import CallRequest
 from tests.gateway.conftest import Served, called, opened, running, served
@@ -329,3 +330,32 @@ async def test_database_has_one_row_a_call(gateway: Gateway, state_dir: Any) -> 
         .fetchone()
     )
     assert rows == (20, 20, 20)
+
+
+def fill(gateway: Gateway) -> None:
+    """Let the database grow no further: SQLite then says what it says on a full disk."""
+    pages = gateway.journal._writer.execute("PRAGMA page_count").fetchone()[0]
+    gateway.journal._writer.execute(f"PRAGMA max_page_count={pages}")
+
+
+async def test_nothing_runs_that_cannot_be_recorded(gateway: Gateway) -> None:
+    """I8: no accepted record, no call."""
+    session = await opened(gateway)
+    await called(gateway, session, "bash", command="true")
+    fill(gateway)
+    with pytest.raises(Unavailable, match="journal cannot be written"):
+        await called(gateway, session, "bash", command=f"touch ran; # {'x' * 20_000}")
+    sandbox = await session.sandbox()
+    assert (await sandbox.list()).entries == ()
+    assert session.running == {}
+
+
+async def test_end_that_cannot_be_recorded_is_no_success(gateway: Gateway) -> None:
+    """I3, I6: without a terminal record the answer is not ok, and the gateway goes on."""
+    session = await opened(gateway)
+    active = await gateway.start_call(session, CallRequest(tool="bash", arguments={"command": "sleep 0.3; echo hi"}))
+    gateway.journal._writer.execute("PRAGMA query_only=ON")
+    result = await active.wait()
+    assert (result.status, result.content) == ("disk", ())
+    gateway.journal._writer.execute("PRAGMA query_only=OFF")
+    assert (await called(gateway, session, "bash", command="echo again")).text == "again"

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,8 @@ async def session(gateway: Gateway) -> Session:
 
 def use(gateway: Gateway, *hooks: Hook | Registered) -> None:
     """Give a running gateway these hooks."""
-    gateway.pipeline = Pipeline([one if isinstance(one, Registered) else Registered(one) for one in hooks])
+    pipeline = Pipeline([one if isinstance(one, Registered) else Registered(one) for one in hooks])
+    gateway.runner = replace(gateway.runner, pipeline=pipeline)
 
 
 class Adds(Hook):
@@ -72,7 +74,7 @@ async def ran(session: Session) -> bool:
     return any(entry.path == "ran" for entry in (await sandbox.list()).entries)
 
 
-async def test_hooks_run_in_list_order_at_both_points(gateway: Gateway, session: Session) -> None:
+async def test_pipelinerun_in_list_order_at_both_points(gateway: Gateway, session: Session) -> None:
     use(gateway, Adds("one"), Adds("two"))
     result = await called(gateway, session, "bash", command="echo zero")
     assert result.text == "zero one two after-one after-two"
@@ -306,7 +308,7 @@ async def test_session_may_only_tighten_permissions(gateway: Gateway) -> None:
     assert (await called(gateway, session, "bash", command="true")).status == "ok"
 
 
-async def test_permission_is_judged_after_hooks_and_recorded(gateway: Gateway) -> None:
+async def test_permission_is_judged_after_pipelineand_recorded(gateway: Gateway) -> None:
     session = await opened(gateway, permission="deny")
     use(gateway, Answers())
     assert (await called(gateway, session, "bash", command="true")).status == "denied"
@@ -327,16 +329,16 @@ async def test_hook_uses_the_sandbox(gateway: Gateway, session: Session) -> None
     assert result.error.message == "3 from a hook b'from a hook'"
 
 
-async def test_hooks_module_beside_the_configuration_is_importable(tmp_path: Path, state_dir: Path) -> None:
+async def test_pipelinemodule_beside_the_configuration_is_importable(tmp_path: Path, state_dir: Path) -> None:
     from tests.gateway.conftest import running
 
-    (tmp_path / "hooks_beside_the_file.py").write_text(
+    (tmp_path / "pipelinebeside_the_file.py").write_text(
         "from gateway.hooks.hook import Hook, Skip\n"
         "class Refuses(Hook):\n"
         "    def __init__(self, why): self.why = why\n"
         "    async def pre_tool_call(self, ctx, call): return Skip(self.why)\n"
     )
-    hook = {"use": "hooks_beside_the_file:Refuses", "options": {"why": "because"}, "tools": ["bash"]}
+    hook = {"use": "pipelinebeside_the_file:Refuses", "options": {"why": "because"}, "tools": ["bash"]}
     async with running(state_dir, tmp_path, hooks=[hook]) as gateway:
         session = await opened(gateway)
         result = await called(gateway, session, "bash", command="true")

@@ -1,0 +1,231 @@
+"""CallRunner: one call, from its accepted record to what its terminal one will say."""
+
+import hashlib
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import anyio
+
+from gateway.answer import build_result
+from gateway.calls import ActiveCall
+from gateway.hooks.hook import HookContext
+from gateway.hooks.offload import Offload, Offloaded
+from gateway.journal import Journal, Terminal
+from gateway.models import STREAMS, DecisionRecord, Fault, Stream, ToolCall, ToolResult
+from gateway.outcomes import failed_outcome, invalid, stopped_outcome, without_output
+from gateway.pipeline import HookBroken, Pipeline, Stopped, Trail
+from gateway.results import SessionResults
+from gateway.sandbox_view import SandboxView
+from gateway.sessions import Session
+from gateway.spool import SpoolFolder, Spools
+from gateway.toolbox import Toolbox
+from gateway.tools.tool import Outcome, Tool, ToolContext
+from sandboxes import Sink
+from stores import ResultStore, StoreError
+
+logger = logging.getLogger(__name__)
+
+HOOK_RESULT_BYTES = 1 << 20
+"""How much of one stream a post hook sees in the result itself; the rest is in `ctx.body`."""
+OVERRUN_SECONDS = 5.0
+"""A tool that should have ended by itself is cut off this long after its limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """The whole output of a call, as `post_tool_call` reads it."""
+
+    spools: Spools
+
+    def size(self, stream: Stream) -> int:
+        return self.spools[stream].kept
+
+    async def read(self, stream: Stream, start: int, end: int) -> bytes:
+        return await self.spools[stream].read(start, end)
+
+
+@dataclass(frozen=True, slots=True)
+class CallRunner:
+    """Validation, hooks before, permission, the tool, hooks after, offloading; in this order, for every call."""
+
+    pipeline: Pipeline
+    toolbox: Toolbox
+    offload: Offload
+    results: ResultStore
+    journal: Journal
+    spools: SpoolFolder
+
+    def streams(self, keep: int) -> Spools:
+        """New spools, each of which keeps that many bytes readable."""
+        return {stream: self.spools.new(keep=keep) for stream in STREAMS}
+
+    def kept_bytes(self, session: Session, tool: str, *, streamed: bool) -> int:
+        """How much of a stream somebody may want to read back: all that may be stored, else head and tail."""
+        keep = max(session.limits.output, HOOK_RESULT_BYTES)
+        if streamed or self.offload.may_store(tool) or self.pipeline.matching(tool, "post_tool_call"):
+            keep = max(keep, session.limits.results_size - session.results_bytes)
+        return keep
+
+    async def run(self, session: Session, active: ActiveCall, trail: Trail) -> Terminal:
+        outcome, call, failure = Outcome("cancelled", code="cancelled", message="cancelled"), active.call, None
+        with active.scope:
+            async with session.parallel:
+                call, outcome, failure = await self._let_run(session, active, trail)
+        if call.arguments is not active.call.arguments:
+            active.call = call
+        result = await build_result(call, outcome, active.spools, HOOK_RESULT_BYTES)
+        raw = _raw_digest(active.spools)
+        if outcome.status in ("skipped", "denied", "invalid", "hook"):
+            return Terminal(call, result, trail, raw)
+        if failure is None:
+            try:
+                final = await self.pipeline.after(self._hook_context(session, call, Body(active.spools)), result, trail)
+                return await self._offloaded(session, active, result, final, trail, raw)
+            except HookBroken as broken:
+                failure = broken
+        return await self._withheld(active, failure, trail, raw)
+
+    async def _let_run(
+        self, session: Session, active: ActiveCall, trail: Trail
+    ) -> tuple[ToolCall, Outcome, HookBroken | None]:
+        call = active.call
+        tool = self.toolbox.get(call.tool)
+        if tool is None or call.tool not in {one.name for one in session.tools}:
+            return (
+                call,
+                invalid(
+                    "unknown_tool",
+                    f"no such tool: {call.tool[:200]}",
+                    f"This session has: {', '.join(one.name for one in session.tools)}.",
+                ),
+                None,
+            )
+        if wrong := self.toolbox.wrong(call.tool, call.arguments):
+            return call, invalid("invalid_arguments", wrong, "See the tool's schema."), None
+        passed = await self.pipeline.before(
+            self._hook_context(session, call), lambda new: self.toolbox.wrong(call.tool, new), trail
+        )
+        call = call.model_copy(update={"arguments": passed.arguments})
+        if isinstance(passed, Stopped):
+            return call, stopped_outcome(passed), None
+        if session.permissions.decide(call.tool) == "deny":
+            trail.append(DecisionRecord(hook="permission", point="pre_tool_call", decision="deny"))
+            return (
+                call,
+                Outcome(
+                    "denied",
+                    code="permission_denied",
+                    message=f"not allowed here: {call.tool}",
+                    remedy="Do it another way, or ask the operator.",
+                ),
+                None,
+            )
+        outcome, failure = await self._run_tool(session, active, call, tool)
+        return call, outcome, failure
+
+    async def _run_tool(
+        self, session: Session, active: ActiveCall, call: ToolCall, tool: Tool
+    ) -> tuple[Outcome, HookBroken | None]:
+        ctx = self._hook_context(session, call)
+        filters = {
+            stream: one
+            for stream in STREAMS
+            if (one := self.pipeline.filtered(ctx, stream, active.spools[stream])) is not None
+        }
+        if not filters:
+            return await self._guarded(session, call, tool, active.spools), None
+        async with anyio.create_task_group() as tasks:
+            for one in filters.values():
+                tasks.start_soon(one.run)
+            try:
+                outcome = await self._guarded(session, call, tool, {**active.spools, **filters})
+            finally:
+                for one in filters.values():
+                    one.end()
+        return outcome, next((one.failure for one in filters.values() if one.failure), None)
+
+    async def _guarded(self, session: Session, call: ToolCall, tool: Tool, sinks: Mapping[Stream, Sink]) -> Outcome:
+        """Run the tool; what it raises becomes a status."""
+        ctx = ToolContext(
+            session=session.info(call.turn_id),
+            sandbox=session.sandbox,
+            hook_sandbox=SandboxView(session.sandbox),
+            stdout=sinks["stdout"],
+            stderr=sinks["stderr"],
+            results=SessionResults(session.id, self.results, self.journal),
+            timeout_seconds=session.limits.call_seconds,
+            max_timeout_seconds=session.limits.max_call_seconds,
+        )
+        try:
+            with anyio.fail_after(session.limits.max_call_seconds + OVERRUN_SECONDS):
+                return await tool.run(call.arguments, ctx)
+        except Exception as error:  # strangers' tools: whatever they raise is this call's end, not ours
+            return failed_outcome(error, call)
+
+    def _hook_context(self, session: Session, call: ToolCall, body: Body | None = None) -> HookContext:
+        return HookContext(
+            session=session.info(call.turn_id),
+            call=call,
+            tools=session.tools,
+            sandbox=SandboxView(session.sandbox),
+            body=body,
+        )
+
+    async def _offloaded(
+        self, session: Session, active: ActiveCall, built: ToolResult, final: ToolResult, trail: Trail, raw: str
+    ) -> Terminal:
+        spools = active.spools
+        if final.content != built.content:
+            spools = await self._respooled(active, final)
+        done = await self.offload.apply(active.call, final, spools, show_uri=session.show_store_uri)
+        done = await self._bounded(session, done, spools)
+        trail.extend(done.decisions)
+        return Terminal(active.call, done.result, trail, raw, done.rows)
+
+    async def _respooled(self, active: ActiveCall, final: ToolResult) -> Spools:
+        """A hook replaced the content: what the program wrote is gone, and the new content takes its place."""
+        spools = self.streams(keep=sum(4 * len(block.text) for block in final.content) + 1)
+        for block in final.content:
+            await spools[block.stream or "stdout"].write(block.text.encode(errors="replace"))
+        active.replace_spools(spools)
+        return spools
+
+    async def _bounded(self, session: Session, done: Offloaded, spools: Spools) -> Offloaded:
+        """What stayed in the answer is cut to the session's `output` a stream."""
+        stored = {one.stream for one in done.result.references}
+        limit, blocks, cut = session.limits.output, [], done.result.truncated and not stored
+        for block in done.result.content:
+            text = block.text
+            if (block.stream or "stdout") not in stored and len(text.encode(errors="replace")) > limit:
+                half, cut = limit // 2, True
+                encoded = text.encode(errors="replace")
+                text = (
+                    f"{encoded[:half].decode(errors='ignore')}\n... {len(encoded) - 2 * half:,} bytes left out ...\n"
+                    f"{encoded[-half:].decode(errors='ignore')}"
+                )
+            blocks.append(block.model_copy(update={"text": text}))
+        truncated = cut or any(spools[stream].truncated for stream in STREAMS)
+        return replace(done, result=done.result.model_copy(update={"content": tuple(blocks), "truncated": truncated}))
+
+    async def _withheld(self, active: ActiveCall, broken: HookBroken, trail: Trail, raw: str) -> Terminal:
+        """A hook broke after the tool ran: the caller sees nothing, the operator can read it until retention ends."""
+        rows = []
+        for stream in STREAMS:
+            if active.spools[stream].total:
+                try:
+                    rows.append(
+                        replace(await self.offload.keep(active.call, stream, active.spools[stream]), withheld=1)
+                    )
+                except StoreError as error:
+                    logger.warning("call %s: withheld output not stored: %s", active.call.id, error)
+        fault = Fault(
+            code="hook_failed",
+            message=f"the tool ran, but a hook broke: {broken.hook}: {broken.why}",
+            remedy="The output is withheld; the operator can read it.",
+        )
+        return Terminal(active.call, without_output(active.call, "hook", fault), trail, raw, rows)
+
+
+def _raw_digest(spools: Spools) -> str:
+    return hashlib.sha256(" ".join(spools[stream].sha256 for stream in STREAMS).encode()).hexdigest()
