@@ -12,11 +12,12 @@ import anyio
 from gateway.matching import glob_matches
 from gateway.models import CollectReport
 from gateway.text import printable
-from sandboxes import Entry, FileRefused, Sandbox, SandboxContext, SandboxHook
+from sandboxes import Entry, FileRefused, Listing, Sandbox, SandboxContext, SandboxError, SandboxHook
 from stores import StoredObject, StoreError, file_key
 
 MAX_FILES: Final = 10_000
 MAX_SKIPPED: Final = 1000
+AT_ONCE: Final = 4
 COLLECT_SECONDS: Final = 45.0
 """What is not taken by then is left out and named; a session's end has a longer limit, which leaves no manifest."""
 MANIFEST_KEY: Final = "manifest.json"
@@ -104,30 +105,52 @@ class CollectWorkspace(SandboxHook):
         listing = await sandbox.list(recursive=True)
         if not listing.complete:
             manifest.skip("*", "the workspace has too many entries, or is too deep, to list whole")
+        entries = iter(self._chosen(listing, manifest))
+        failures: list[SandboxError] = []
+
+        async def take_next() -> None:
+            for entry in entries:
+                try:
+                    await self._take(sandbox, entry, manifest)
+                except SandboxError as error:
+                    failures.append(error)
+                    return
+
+        async with anyio.create_task_group() as tasks:
+            for _ in range(AT_ONCE):
+                tasks.start_soon(take_next)
+        if failures:
+            raise failures[0]
+
+    def _chosen(self, listing: Listing, manifest: Manifest) -> list[Entry]:
+        """The files that are taken; what matches and is left out is noted in the manifest."""
+        chosen: list[Entry] = []
         left = self._max_bytes
         for entry in listing.entries:
             if entry.kind == "directory" or not self._wanted(entry.path):
                 continue
             if entry.kind != "file":
                 manifest.skip(entry.path, f"not a regular file: {entry.kind}")
-            elif len(manifest.files) >= MAX_FILES:
+            elif len(chosen) >= MAX_FILES:
                 manifest.skip(entry.path, f"over {MAX_FILES:,} files")
             elif entry.size > left:
                 manifest.skip(entry.path, f"too large: {entry.size:,} bytes, {left:,} left")
             else:
-                left -= await self._take(sandbox, entry, manifest)
+                chosen.append(entry)
+                left -= entry.size
+        return chosen
 
-    async def _take(self, sandbox: Sandbox, entry: Entry, manifest: Manifest) -> int:
+    async def _take(self, sandbox: Sandbox, entry: Entry, manifest: Manifest) -> None:
         key = f"files/{file_key(entry.path)}"
         content = sandbox.read(entry.path, 0, entry.size + 1, follow=False)
         try:
             stored = await self._target.put(key, _not_growing(content, entry), "application/octet-stream")
         except FileRefused as error:
             manifest.skip(entry.path, error.message)
-            return 0
+            return
         except StoreError as error:
             manifest.skip(entry.path, f"not stored: {error.message}")
-            return 0
+            return
         exact = entry.path.encode(errors="surrogateescape")
         manifest.files.append(
             Collected(
@@ -139,7 +162,6 @@ class CollectWorkspace(SandboxHook):
                 mode=oct(entry.mode & 0o777),
             )
         )
-        return stored.bytes
 
 
 async def _not_growing(chunks: AsyncIterator[bytes], entry: Entry) -> AsyncIterator[bytes]:
@@ -160,4 +182,5 @@ def _base64_unless_text(name: bytes) -> str | None:
 
 
 def _json(manifest: Manifest) -> bytes:
+    manifest.files.sort(key=lambda file: file.path)
     return json.dumps(asdict(manifest), indent=1).encode()
