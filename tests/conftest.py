@@ -2,11 +2,29 @@
 `SANDGATE_TEST_REQUIRE` names it."""
 
 import os
+import subprocess
+import tempfile
 from pathlib import Path
 
 import pytest
 
 from tests.engines import missing
+
+
+TEMPORARY = pytest.StashKey[str]()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """A folder of this run's own: tests make trees too deep for pytest's own clean-up of earlier runs."""
+    if config.option.basetemp is None and not hasattr(config, "workerinput"):
+        config.stash[TEMPORARY] = tempfile.mkdtemp(prefix="sandgate-tests-")
+        config.option.basetemp = f"{config.stash[TEMPORARY]}/run"
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if folder := config.stash.get(TEMPORARY, None):
+        subprocess.run(["rm", "-rf", folder], check=True)
 
 
 @pytest.fixture
