@@ -10,7 +10,6 @@ import pytest
 
 from tests.engines import missing
 
-
 TEMPORARY = pytest.StashKey[str]()
 
 
