@@ -184,6 +184,7 @@ def test_exec_that_did_not_run_is_125(arguments: list[str], gateway: Serving) ->
 
 
 def test_exec_with_a_stdin_that_never_closes_returns_when_the_command_ends(gateway: Serving) -> None:
+    """R14."""
     reader, writer = os.pipe()
     try:
         started = time.monotonic()
