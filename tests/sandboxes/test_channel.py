@@ -5,6 +5,7 @@ import os
 import socket
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
 
 import anyio
 import pytest
@@ -195,8 +196,14 @@ async def test_end_of_file_is_a_signal_with_a_note(scripted: Script) -> None:
     await process.aclose()
 
 
-async def test_descriptors_from_inside_are_never_received(scripted: Script) -> None:
-    held = os.open(os.devnull, os.O_RDONLY)
+def descriptors_of(path: Path) -> int:
+    """How many descriptors of this process are open on a file."""
+    return sum(Path(f"/proc/self/fd/{number}").resolve() == path for number in os.listdir("/proc/self/fd"))
+
+
+async def test_descriptors_from_inside_are_never_received(scripted: Script, tmp_path: Path) -> None:
+    (tmp_path / "offered").touch()
+    held = os.open(tmp_path / "offered", os.O_RDONLY)
 
     def answer(control: socket.socket, fds: list[int]) -> None:
         control.recv(65536)
@@ -205,10 +212,9 @@ async def test_descriptors_from_inside_are_never_received(scripted: Script) -> N
         control.sendmsg([b"exit 0 0\n"], rights)
 
     sandbox, _ = scripted(answer)
-    before = len(os.listdir("/proc/self/fd"))
     async with await sandbox.start(["x"]) as process:
         assert (await process.wait()).code == 0
-    assert len(os.listdir("/proc/self/fd")) <= before
+        assert descriptors_of(tmp_path / "offered") == 1
     os.close(held)
 
 
