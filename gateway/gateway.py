@@ -3,7 +3,6 @@
 import hashlib
 import json
 import logging
-import sqlite3
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -11,6 +10,7 @@ from dataclasses import dataclass, replace
 
 import anyio
 from anyio.abc import TaskGroup
+from pydantic import ValidationError
 
 from gateway.calls import ActiveCall
 from gateway.errors import Forbidden, NotFound, SandgateError, Unavailable, Unprocessable
@@ -123,10 +123,11 @@ class Gateway:
         for row in await self.journal.sessions():
             try:
                 session = self.profiles.session(row, SessionRequest.model_validate_json(row.request))
-            except SandgateError as error:
-                logger.warning("session %s cannot go on: %s", row.id, error.message)
+            except (SandgateError, ValidationError) as error:
+                logger.warning("session %s cannot go on: %s", row.id, error)
                 if row.state == "open":
-                    self.journal.end_session(CloseReport(id=row.id, state="closed", reason=error.message), time.time())
+                    report = CloseReport(id=row.id, state="closed", reason=f"cannot go on: {error}"[:500])
+                    self.journal.end_session(report, time.time())
                 continue
             session.state, session.close_report = row.state, row.close_report
             session.sequence = await self.journal.last_sequence(row.id)
@@ -248,9 +249,9 @@ class Gateway:
             except Exception as error:
                 logger.exception("closing session %s", session.id)
                 report = CloseReport(id=session.id, state=state, reason=reason, failed=(f"internal: {error}",))
-            self.journal.end_session(report, time.time())
             session.state, session.close_report = state, report
             session.closed.set()
+            self.journal.end_session(report, time.time())  # where it fails, the next start closes it again
         return report
 
     async def probes(self) -> list[Probe]:
@@ -289,14 +290,10 @@ class Gateway:
         session.running[call.id] = active
         try:
             self.journal.accept(call, key, fingerprint)
-        except sqlite3.Error as error:
+        except Unavailable:
             del session.running[call.id]
             active.discard()
-            raise Unavailable(
-                "the journal cannot be written, so nothing runs",
-                "See to the disk of the state folder.",
-                code="journal_unavailable",
-            ) from error
+            raise
         if key is not None and fingerprint is not None:
             self._keyed[session.id, key] = (fingerprint, active)
         self._task_group.start_soon(self._run, session, active)
@@ -382,7 +379,7 @@ class Gateway:
         """Write the terminal record; what could not be recorded is not answered as if it were."""
         try:
             self.journal.finish(end)
-        except sqlite3.Error:
+        except Unavailable:
             logger.exception("call %s of session %s has no terminal record", end.call.id, end.call.session_id)
             fault = Fault(
                 code="disk_full",

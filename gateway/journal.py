@@ -9,7 +9,8 @@ import hashlib
 import json
 import sqlite3
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from importlib import resources
 from pathlib import Path
@@ -19,7 +20,7 @@ import anyio
 import anyio.to_thread
 from pydantic import JsonValue, TypeAdapter
 
-from gateway.errors import StateError
+from gateway.errors import StateError, Unavailable
 from gateway.models import CallRecord, CloseReport, DecisionRecord, Fault, Reference, SessionState, ToolCall, ToolResult
 
 MAX_ARGUMENTS_BYTES: Final = 64 * 1024
@@ -118,12 +119,13 @@ class Journal:
             raise StateError(f"{path}: {error}", "Move the file away; a new one is made at the next start.") from error
 
     def _write(self, statement: str, rows: Iterable[Mapping[str, Any] | Sequence[Any]]) -> None:
-        with self._writer:
+        with _writing(), self._writer:
             self._writer.execute("BEGIN IMMEDIATE")
             self._writer.executemany(statement, rows)
 
     def _write_one(self, statement: str, row: Mapping[str, Any] | Sequence[Any]) -> None:
-        self._writer.execute(statement, row)  # one statement is a transaction of its own
+        with _writing():
+            self._writer.execute(statement, row)  # one statement is a transaction of its own
 
     async def _read(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         return await anyio.to_thread.run_sync(functools.partial(work, *args, **kwargs), limiter=self._reading)
@@ -190,7 +192,7 @@ class Journal:
     # calls
 
     def accept(self, call: ToolCall, key: str | None, request_sha256: str | None) -> None:
-        """The record before anything runs. A used key raises sqlite3.IntegrityError."""
+        """The record before anything runs. Raises Unavailable, as every writing method does where that is impossible."""
         self._write_one(
             "INSERT INTO calls (session_id, id, sequence, call_id, turn_id, tool, requested_tool, source, accepted,"
             " original_arguments, idempotency_key, request_sha256) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
@@ -230,7 +232,7 @@ class Journal:
         if not end.results:
             self._write_one(_FINISH, row)
             return
-        with self._writer:
+        with _writing(), self._writer:
             self._writer.execute("BEGIN IMMEDIATE")
             self._writer.execute(_FINISH, row)
             self._writer.executemany(_ADD_RESULT, [asdict(one) for one in end.results])
@@ -366,6 +368,19 @@ class Journal:
             "UPDATE results SET deleted = ? WHERE session_id = ? AND key = ?",
             [(now, row.session_id, row.key) for row in rows],
         )
+
+
+@contextmanager
+def _writing() -> Iterator[None]:
+    """What SQLite cannot write (a full disk, a lock held too long) is a part of ours that does not work now."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        raise Unavailable(
+            "the journal cannot be written, so nothing runs",
+            "See to the disk of the state folder.",
+            code="journal_unavailable",
+        ) from error
 
 
 def _connected(path: Path) -> sqlite3.Connection:
