@@ -192,7 +192,7 @@ class Journal:
     # calls
 
     def accept(self, call: ToolCall, key: str | None, request_sha256: str | None) -> None:
-        """The record before anything runs. Raises Unavailable, as every writing method does where that is impossible."""
+        """The record before anything runs. Raises Unavailable, as every writing method does."""
         self._write_one(
             "INSERT INTO calls (session_id, id, sequence, call_id, turn_id, tool, requested_tool, source, accepted,"
             " original_arguments, idempotency_key, request_sha256) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
