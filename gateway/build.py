@@ -3,6 +3,7 @@
 import fcntl
 import importlib
 import os
+import re
 import secrets
 import sys
 from collections.abc import AsyncIterable, AsyncIterator, Mapping
@@ -14,7 +15,7 @@ from typing import Any, Final
 from gateway.errors import SettingsError, StateError, Unprocessable
 from gateway.execution import CallRunner
 from gateway.gateway import Gateway, GatewayOptions, Profiles
-from gateway.hooks.hook import Hook
+from gateway.hooks.hook import HOOK_METHODS, Hook
 from gateway.hooks.offload import Offload, Rule, Rules
 from gateway.hooks.permission import Permissions, session_policy
 from gateway.journal import Journal, SessionRow
@@ -23,7 +24,7 @@ from gateway.pipeline import Pipeline, Registered
 from gateway.principals import Principal, Tokens
 from gateway.results import SessionResults
 from gateway.sessions import SandboxPlaces, Session, SessionLimits, Sessions
-from gateway.settings import HookSettings, OffloadRule, Profile, ProfileLimits, Settings, ToolSettings
+from gateway.settings import HookSettings, OffloadRule, Profile, ProfileLimits, Settings, ToolSettings, nearest
 from gateway.spool import SpoolFolder
 from gateway.toolbox import Toolbox
 from gateway.tools.functions import FunctionTool
@@ -33,7 +34,16 @@ from gateway.tools.tool import Tool
 from gateway.workspace_hooks.collect import CollectWorkspace
 from gateway.workspace_hooks.seed import FromHost, Inline, SeedWorkspace
 from sandboxes import Limits, LocalKind, SandboxHook, SandboxKind, SandboxSpec
-from stores import AlwaysOffload, NeverOffload, OffloadOverChars, OffloadPolicy, ResultStore, Store, StoredObject
+from stores import (
+    AlwaysOffload,
+    NeverOffload,
+    OffloadOverChars,
+    OffloadPolicy,
+    ResultStore,
+    Store,
+    StoredObject,
+    StoreError,
+)
 
 OWN_PACKAGES: Final = ("gateway", "sandboxes", "stores")
 
@@ -260,8 +270,9 @@ class ResultsTarget:
 async def built_gateway(settings: Settings, folder: Path, state: State) -> AsyncIterator[Gateway]:
     """A running Gateway over a locked state folder; `folder` is where relative paths and strangers' modules are."""
     refuse_shadowed_packages()
+    check_configuration(settings, folder)
     kinds = build_kinds(settings, folder, state)
-    toolbox = Toolbox([*SANDBOX_TOOLS, *RESULT_TOOLS, *(build_tool(one, folder) for one in settings.tools)])
+    toolbox = build_toolbox(settings, folder)
     results = ResultStore(build_store(settings, folder, state))
     rules = Rules([Rule(one.tools, build_policy(one)) for one in settings.offload.rules], toolbox.names)
     pipeline = Pipeline([build_hook(one, folder) for one in settings.hooks])
@@ -285,6 +296,31 @@ async def built_gateway(settings: Settings, folder: Path, state: State) -> Async
         yield gateway
 
 
+def check_configuration(settings: Settings, folder: Path) -> None:
+    """Import all hooks and tools, and look at what profiles name, as the start does. Raises SettingsError."""
+    for hook in settings.hooks:
+        build_hook(hook, folder)
+    toolbox = build_toolbox(settings, folder)
+    Rules([Rule(one.tools, build_policy(one)) for one in settings.offload.rules], toolbox.names)
+    for name, profile in settings.profiles.items():
+        for pattern in profile.tools:
+            if pattern != "*" and not toolbox.definitions([pattern]):
+                raise SettingsError(
+                    f"profiles.{name}.tools: {pattern!r} matches no tool{nearest(pattern, toolbox.names)}",
+                    f"There are: {', '.join(toolbox.names)}.",
+                )
+        for seed in profile.seed:
+            if not (folder / seed.source).exists():
+                raise SettingsError(
+                    f"profiles.{name}.seed: no such file or folder: {folder / seed.source}",
+                    "Make it, or take the seed out.",
+                )
+
+
+def build_toolbox(settings: Settings, folder: Path) -> Toolbox:
+    return Toolbox([*SANDBOX_TOOLS, *RESULT_TOOLS, *(build_tool(one, folder) for one in settings.tools)])
+
+
 def build_kinds(settings: Settings, folder: Path, state: State) -> dict[str, SandboxKind]:
     """One kind object for each kind that a profile names."""
     return {name: build_kind(name, folder, state) for name in sorted({one.kind for one in settings.profiles.values()})}
@@ -303,7 +339,10 @@ def build_store(settings: Settings, folder: Path, state: State) -> Store:
     uri = settings.store.uri
     if uri is None:
         return Store.from_uri(str(state.folder / "results"))
-    return Store.from_uri(uri if "://" in uri else str((folder / uri).resolve()), dict(settings.store.options))
+    try:
+        return Store.from_uri(uri if "://" in uri else str((folder / uri).resolve()), dict(settings.store.options))
+    except StoreError as error:
+        raise SettingsError(f"store.uri: {error.message}", error.remedy) from error
 
 
 def build_policy(rule: OffloadRule) -> OffloadPolicy:
@@ -322,12 +361,22 @@ def build_hook(one: HookSettings, folder: Path) -> Registered:
         raise SettingsError(f"hooks: {one.use}: {error}", "Check its options.") from error
     if not isinstance(hook, Hook):
         raise SettingsError(f"hooks: {one.use}: not a Hook", "Derive it from gateway.hooks.hook.Hook.")
+    if not any(hook.overrides(method) for method in HOOK_METHODS):
+        raise SettingsError(
+            f"hooks: {one.use}: has none of {', '.join(HOOK_METHODS)}", "Check how its methods are spelt."
+        )
     return Registered(hook, one.tools, one.timeout_seconds, one.on_failure)
 
 
 def build_tool(one: ToolSettings, folder: Path) -> Tool:
     if one.use is not None:
         return FunctionTool.of(imported(one.use, folder), name=one.name)
+    for name in re.findall(r"\{([A-Za-z_]\w*)\}", " ".join(one.argv)):
+        if name not in one.parameters:
+            raise SettingsError(
+                f"tools: {one.name}: argv has {{{name}}}, and parameters have no {name!r}",
+                f"Add it to parameters{nearest(name, one.parameters)}.",
+            )
     optional = {name for name, schema in one.parameters.items() if "default" in schema}
     schema = {
         "type": "object",
@@ -353,11 +402,18 @@ def imported(path: str, folder: Path) -> Any:
     if str(folder) not in sys.path:
         sys.path.append(str(folder))
     try:
-        return getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
+        found = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        remedy = f"Put {module.split('.')[0]}.py beside the configuration file, or install its package."
+        raise SettingsError(f"{path}: {error}", remedy) from error
+    except Exception as error:  # strangers' code, run by importing it
         raise SettingsError(
-            f"{path}: {error}", f"Put {module.split('.')[0]}.py beside the configuration file, or install its package."
+            f"{path}: importing it raised {type(error).__name__}: {error}", "Mend the module."
         ) from error
+    try:
+        return getattr(found, name)
+    except AttributeError:
+        raise SettingsError(f"{path}: {found.__file__} has no {name}{nearest(name, vars(found))}") from None
 
 
 def refuse_shadowed_packages() -> None:

@@ -21,13 +21,15 @@ class ActiveCall:
     scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
     done: anyio.Event = field(default_factory=anyio.Event)
     result: ToolResult | None = None
+    reason: str = ""
     streamed: bool = False
     readers: int = 0
     left: float | None = None
     replaced: list[Spools] = field(default_factory=list)
 
-    def cancel(self) -> None:
-        """Ask it to end; it still gets its terminal record, and `result` says `cancelled`."""
+    def cancel(self, reason: str) -> None:
+        """Ask it to end; it still gets its terminal record, and `result` says `cancelled` and why."""
+        self.reason = self.reason or reason
         self.scope.cancel()
 
     async def wait(self) -> ToolResult:

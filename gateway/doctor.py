@@ -18,7 +18,7 @@ from typing import Final, Literal
 
 import anyio.to_thread
 
-from gateway.build import State, build_kind, build_store, refuse_shadowed_packages
+from gateway.build import State, build_kind, build_store, check_configuration, refuse_shadowed_packages
 from gateway.errors import SandgateError
 from gateway.settings import Settings
 from gateway.transports.http.serving import listen
@@ -63,7 +63,14 @@ class Check:
 async def examine(settings: Settings, folder: Path, state_dir: Path) -> list[Check]:
     """Look at everything, for a gateway with these settings over that state folder."""
     running = held(state_dir)
-    checks = [_python(), _platform(), _user(), *_packages(), *await anyio.to_thread.run_sync(_bubblewrap)]
+    checks = [
+        _python(),
+        _platform(),
+        _user(),
+        *_packages(),
+        _configuration(settings, folder),
+        *await anyio.to_thread.run_sync(_bubblewrap),
+    ]
     needed = {profile.kind for profile in settings.profiles.values()}
     with scratch_state(state_dir) as scratch:
         for name in sorted({*KNOWN_KINDS, *needed}):
@@ -142,6 +149,15 @@ def _packages() -> Iterator[Check]:
         yield Check("packages", "broken", error.message, error.remedy, needed=True)
     else:
         yield Check("packages", "ok", "gateway, sandboxes and stores are sandgate's own", needed=True)
+
+
+def _configuration(settings: Settings, folder: Path) -> Check:
+    """Hooks, tools and seeds, looked at as the start does."""
+    try:
+        check_configuration(settings, folder)
+    except SandgateError as error:
+        return Check("configuration", "broken", error.message, error.remedy, needed=True)
+    return Check("configuration", "ok", f"{len(settings.hooks)} hooks, {len(settings.tools)} tools", needed=True)
 
 
 def _bubblewrap() -> list[Check]:
@@ -266,7 +282,12 @@ def _port(settings: Settings, *, running: bool) -> Check:
     server = settings.server
     where = f"{server.host}:{server.port}"
     if running and _answers(server.host, server.port):
-        return Check("port", "ok", f"{where} is taken, as a gateway runs over this state folder", needed=True)
+        return Check(
+            "port",
+            "ok",
+            f"{where} is taken; a gateway runs over this state folder, and it is probably that one",
+            needed=True,
+        )
     try:
         listen(server).close()
     except SandgateError as error:

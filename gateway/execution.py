@@ -68,10 +68,12 @@ class CallRunner:
         return keep
 
     async def run(self, session: Session, active: ActiveCall, trail: Trail) -> Terminal:
-        outcome, call, failure = Outcome("cancelled", code="cancelled", message="cancelled"), active.call, None
+        outcome, call, failure = None, active.call, None
         with active.scope:
             async with session.parallel:
                 call, outcome, failure = await self._let_run(session, active, trail)
+        if outcome is None:
+            outcome = Outcome("cancelled", code="cancelled", message=active.reason)
         if call.arguments is not active.call.arguments:
             active.call = call
         result = await build_result(call, outcome, active.spools, HOOK_RESULT_BYTES)

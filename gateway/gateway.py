@@ -148,17 +148,27 @@ class Gateway:
         except StoreError as error:
             logger.warning("results of session %s could not be looked at: %s", session_id, error)
 
-    async def drain(self) -> None:
-        """Accept nothing more; let calls end for `stop_seconds`, then cancel them. Returns when all have ended."""
+    async def drain(self, hurry: anyio.Event | None = None) -> None:
+        """Accept nothing more; let calls end for `stop_seconds`, or until `hurry`, then cancel them. Returns when all
+        have ended."""
         self.stopping = True
         running = [active for session in self.sessions for active in session.running.values()]
-        with anyio.move_on_after(self.options.stop_seconds):
-            for active in running:
-                await active.done.wait()
+        with anyio.move_on_after(self.options.stop_seconds) as limit:
+            async with anyio.create_task_group() as tasks:
+                if hurry is not None:
+                    tasks.start_soon(_cancel_when, hurry, limit)
+                for active in running:
+                    await active.done.wait()
+                tasks.cancel_scope.cancel()
         for active in running:
-            active.cancel()
+            active.cancel("the gateway stops")
         for active in running:
             await active.done.wait()
+
+    @property
+    def running(self) -> int:
+        """How many calls run now."""
+        return sum(len(session.running) for session in self.sessions)
 
     async def _stop(self) -> None:
         await self.drain()
@@ -208,6 +218,7 @@ class Gateway:
 
     async def _check_kind(self, session: Session) -> None:
         probe = await session.kind.probe()
+        session.not_enforced = probe.not_enforced
         if not probe.works:
             raise Unavailable(
                 f"sandbox unavailable: the kind {probe.kind!r} does not work here: {probe.reason}",
@@ -241,7 +252,7 @@ class Gateway:
         with anyio.CancelScope(shield=True):
             running = list(session.running.values())
             for active in running:
-                active.cancel()
+                active.cancel("the session is closed")
             for active in running:
                 await active.done.wait()
             try:
@@ -442,7 +453,7 @@ class Gateway:
         """The one rule for clients that are gone: a stream without a key ends some time after its last reader left."""
         gone = active.streamed and not active.readers and not active.keyed and active.left is not None
         if gone and now - (active.left or now) > self.options.replay_seconds:
-            active.cancel()
+            active.cancel("its client is gone")
 
     async def _expire(self, session: Session, reason: str) -> None:
         await self.close_session(session, state="expired", reason=reason)
@@ -470,6 +481,11 @@ class Gateway:
     def _task_group(self) -> TaskGroup:
         assert self._tasks is not None  # inside run()
         return self._tasks
+
+
+async def _cancel_when(event: anyio.Event, scope: anyio.CancelScope) -> None:
+    await event.wait()
+    scope.cancel()
 
 
 def _stored(request: SessionRequest) -> str:

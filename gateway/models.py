@@ -93,8 +93,8 @@ class ToolResult(Wire):
         """What a model should see."""
         parts = [block.text for block in self.content]
         if self.error is not None:
-            remedy = f" {self.error.remedy}" if self.error.remedy else ""
-            parts.append(f"{self.status}: {self.error.message}{remedy}")
+            message = self.error.message if self.error.message.endswith((".", "!", "?")) else f"{self.error.message}."
+            parts.append(f"{self.status}: {message} {self.error.remedy}".rstrip())
         parts += [f"note: {note}" for note in self.notes]
         if self.status == "exit":
             parts.append(f"exit code {self.exit_code}")

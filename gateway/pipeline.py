@@ -144,7 +144,8 @@ async def _call(one: Registered, method: Callable[..., Any], ctx: HookContext, v
     except TimeoutError:
         raise HookBroken(one.name, f"no answer within {one.timeout_seconds:g} s") from None
     except Exception as error:  # strangers' code: whatever it raises is a broken hook
-        raise HookBroken(one.name, f"{type(error).__name__}: {error}") from error
+        logger.exception("hook %s raised in call %s of session %s", one.name, ctx.call.id, ctx.session.id)
+        raise HookBroken(one.name, f"raised {type(error).__name__}; the gateway's log has it") from error
 
 
 async def _in_thread(one: Registered, work: Callable[[], Any]) -> Any:
@@ -235,7 +236,6 @@ class Filtered:
             async for chunk in chunks:
                 await self._sink.write(chunk)
         except HookBroken as broken:
-            logger.warning("filter_output of %s broke in call %s", broken.hook, self._ctx.call.id)
             self.failure = broken
         finally:
             self._receive.close()
@@ -261,4 +261,5 @@ async def _guarded(
     except HookBroken:
         raise
     except Exception as error:  # strangers' code: whatever it raises is a broken hook
-        raise HookBroken(one.name, f"filter_output: {type(error).__name__}: {error}") from error
+        logger.exception("filter_output of %s raised in call %s of session %s", one.name, ctx.call.id, ctx.session.id)
+        raise HookBroken(one.name, f"filter_output raised {type(error).__name__}; the gateway's log has it") from error

@@ -92,6 +92,7 @@ class Session:
     close_report: CloseReport | None = None
     closed: anyio.Event = field(default_factory=anyio.Event)
     results_bytes: int = 0
+    not_enforced: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         self.last_used = self.last_used or self.row.last_used
@@ -135,7 +136,7 @@ class Session:
             calls=self.sequence,
             running=len(self.running),
             channel=sandbox.channel if sandbox else None,
-            not_enforced=sandbox.not_enforced if sandbox else (),
+            not_enforced=sandbox.not_enforced if sandbox else self.not_enforced,
             limits={
                 "memory": limits.memory,
                 "cpus": limits.cpus,

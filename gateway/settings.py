@@ -2,8 +2,9 @@
 
 import difflib
 import os
+import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self
 
@@ -42,6 +43,7 @@ OUTSIDE_VARIABLES: Final = frozenset(
     }
 )
 """Read elsewhere: the client's two, and those that say where everything is."""
+KINDS: Final = ("local",)
 CONFIG_NAME: Final = "sandgate.toml"
 FILE_ARGUMENT: Final = "toml_file"
 """How the file gets to the sources: as an argument that is none of the settings."""
@@ -59,7 +61,21 @@ def _not_yet(network: Network) -> Network:
 def _list_of_hosts(value: Any) -> Any:
     if isinstance(value, list):
         raise ValueError("a list of hosts is not supported yet; use 'none'")
+    if value not in ("none", "open"):
+        raise ValueError("no such network; use 'none'")
     return value
+
+
+def _known_kind(kind: str) -> str:
+    if kind in KINDS or re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", kind):
+        return kind
+    raise ValueError(f"no such kind {kind!r}; use {', '.join(map(repr, KINDS))}, or a kind of yours as 'module:Class'")
+
+
+def _in_workspace(path: str) -> str:
+    if path.startswith("/") or ".." in path.split("/") or "\0" in path:
+        raise ValueError("a place below the workspace, without a leading / and without ..")
+    return path
 
 
 class Server(Wire):
@@ -102,7 +118,7 @@ class Seed(Wire):
     """What a workspace starts with: a folder, a file or a tar (relative to the file that names it), placed at `to`."""
 
     source: str = Field(alias="from")
-    to: str = "."
+    to: Annotated[str, AfterValidator(_in_workspace)] = "."
 
 
 class Collect(Wire):
@@ -115,7 +131,7 @@ class Collect(Wire):
 class Profile(Wire):
     """One kind of session that the operator offers; a session may only narrow it."""
 
-    kind: Annotated[str, Field(pattern=r"^(local|[A-Za-z_][\w.]*:[A-Za-z_]\w*)$")] = "local"
+    kind: Annotated[str, AfterValidator(_known_kind)] = "local"
     tools: tuple[str, ...] = ("*",)
     network: Annotated[Network, BeforeValidator(_list_of_hosts), AfterValidator(_not_yet)] = "none"
     permission: str = "auto"
@@ -236,12 +252,12 @@ class Settings(BaseSettings):
             if profile.permission not in ("auto", "deny") and profile.permission not in self.permissions:
                 raise ValueError(
                     f"profiles.{name}.permission: no such permission {profile.permission!r}"
-                    f"{_nearest(profile.permission, ['auto', 'deny', *self.permissions])}"
+                    f"{nearest(profile.permission, ['auto', 'deny', *self.permissions])}"
                 )
         for profile_name in self.agent.profiles:
             if profile_name not in self.profiles:
                 raise ValueError(
-                    f"agent.profiles: no such profile {profile_name!r}{_nearest(profile_name, self.profiles)}"
+                    f"agent.profiles: no such profile {profile_name!r}{nearest(profile_name, self.profiles)}"
                 )
         return self
 
@@ -292,7 +308,7 @@ def _refuse_unknown_variables(environment: Mapping[str, str]) -> None:
         section, *keys = name.split("__")
         if section not in sections:
             raise SettingsError(
-                f"environment: no such variable {name}{_nearest(name, _known_variables())}",
+                f"environment: no such variable {name}{nearest(name, _known_variables())}",
                 "Unset it, or spell it right: SANDGATE_<SECTION>__<KEY>.",
             )
         _refuse_unknown_keys(name, Settings.model_fields[section.removeprefix(PREFIX).lower()].annotation, keys)
@@ -304,7 +320,7 @@ def _refuse_unknown_keys(variable: str, model: Any, keys: list[str]) -> None:
             return  # a table with free names, or a value: pydantic says more
         if key.lower() not in model.model_fields:
             raise SettingsError(
-                f"environment: {variable}: no such key {key.lower()!r}{_nearest(key.lower(), model.model_fields)}",
+                f"environment: {variable}: no such key {key.lower()!r}{nearest(key.lower(), model.model_fields)}",
                 "Unset it, or spell it right.",
             )
         model = model.model_fields[key.lower()].annotation
@@ -324,7 +340,7 @@ def _explained(error: ValidationError, file: Path | None) -> SettingsError:
     where = ".".join(str(part) for part in first["loc"])
     what = first["msg"].removeprefix("Value error, ")
     if first["type"] == "extra_forbidden":
-        what = f"no such key{_nearest(str(first['loc'][-1]), _keys_beside(first['loc']))}"
+        what = f"no such key{nearest(str(first['loc'][-1]), _keys_beside(first['loc']))}"
     place = f"{file}: " if file else ""
     return SettingsError(
         f"{place}{where + ': ' if where else ''}{what}", "Mend it; `sandgate config` checks the result."
@@ -348,7 +364,8 @@ def _inside(model: Any, part: int | str) -> Any:
     return arguments[0] if arguments else None
 
 
-def _nearest(name: str, known: Any) -> str:
+def nearest(name: str, known: Iterable[str]) -> str:
+    """`; did you mean 'x'?` for the known name that is close, or nothing."""
     close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
     return f"; did you mean {close[0]!r}?" if close else ""
 

@@ -61,9 +61,13 @@ class Toolbox:
         validator = self._validators[name]
         if validator.is_valid(arguments):
             return None
-        error = min(validator.iter_errors(arguments), key=lambda one: (len(one.path), one.message))
-        where = ".".join(str(part) for part in error.path)
-        return f"{where}: {error.message[:500]}" if where else str(error.message[:500])
+        errors = sorted(validator.iter_errors(arguments), key=lambda one: (len(one.path), one.message))
+        return "; ".join(_described(one) for one in errors[:3])
+
+
+def _described(error: Any) -> str:
+    where = ".".join(str(part) for part in error.path)
+    return f"{where}: {error.message[:300]}" if where else str(error.message[:300])
 
 
 def as_mcp(definition: ToolDefinition) -> dict[str, Any]:
@@ -91,9 +95,21 @@ def as_openai(definition: ToolDefinition) -> dict[str, Any]:
     }
 
 
+def as_openai_chat(definition: ToolDefinition) -> dict[str, Any]:
+    """A tool of OpenAI's Chat Completions API."""
+    return {
+        "type": "function",
+        "function": {
+            "name": definition.name,
+            "description": definition.description,
+            "parameters": definition.parameters,
+        },
+    }
+
+
 def as_anthropic(definition: ToolDefinition) -> dict[str, Any]:
     """A tool of Anthropic's Messages API."""
     return {"name": definition.name, "description": definition.description, "input_schema": definition.parameters}
 
 
-FORMATS = {"mcp": as_mcp, "openai": as_openai, "anthropic": as_anthropic}
+FORMATS = {"mcp": as_mcp, "openai": as_openai, "openai-chat": as_openai_chat, "anthropic": as_anthropic}

@@ -14,6 +14,10 @@ class SessionList(Wire):
     sessions: tuple[SessionRecord, ...]
 
 
+ToolFormat = Literal["mcp", "openai", "openai-chat", "anthropic"]
+"""`openai` is the Responses API's shape, `openai-chat` that of Chat Completions."""
+
+
 class ToolList(Wire):
     """Tools in the shape that was asked for."""
 

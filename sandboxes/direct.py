@@ -257,7 +257,9 @@ def inside(path: str) -> str:
     full = "/" + full.lstrip("/")
     if "\0" in path or not _encodable(path) or not any(full == root or full.startswith(root + "/") for root in ROOTS):
         raise FileRefused(
-            f"{path!r} is not a path of the sandbox", f"use a path below {', '.join(ROOTS)}", code="invalid_path"
+            f"{path!r} is not a place that the file tools reach",
+            f"use a path below {', '.join(ROOTS)}",
+            code="invalid_path",
         )
     return full
 

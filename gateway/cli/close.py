@@ -33,7 +33,7 @@ def close_command(
     else:
         for report in reports:
             _show(report)
-    return 1 if any(report.failed for report in reports) else 0
+    return 1 if any(report.failed or not all(one.complete for one in report.collected) for report in reports) else 0
 
 
 def _show(report: CloseReport) -> None:

@@ -2,7 +2,7 @@
 
 import logging
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import anyio
 from cyclopts import Parameter
@@ -13,7 +13,7 @@ from gateway.gateway import Gateway
 from gateway.principals import ROLES_ON_DISK, Tokens
 from gateway.settings import Settings, load_settings
 from gateway.text import printable
-from gateway.transports.http.serving import listen, serving, until_stopped
+from gateway.transports.http.serving import listen, serving, stop_signals
 from sandboxes import Probe
 
 
@@ -42,14 +42,23 @@ async def _serve(settings: Settings, folder: Path, state_dir: Path | None) -> No
         try:
             tokens = tokens_of(state)
             async with (
+                stop_signals() as stop,
                 built_gateway(settings, folder, state) as gateway,
                 serving(gateway, tokens, settings.server, listener) as url,
             ):
                 print("\n".join(await _greeting(gateway, settings, tokens, url, state_dir)), flush=True)
-                await until_stopped()
-                print("stopping", flush=True)
+                await stop.first.wait()
+                print(_farewell(gateway), flush=True)
+                await gateway.drain(stop.again)
         finally:
             state.release()
+
+
+def _farewell(gateway: Gateway) -> str:
+    if not gateway.running:
+        return "stopping"
+    seconds = gateway.options.stop_seconds
+    return f"stopping: {gateway.running} calls have {seconds:g} s to end; once more (Ctrl-C) cancels them now"
 
 
 async def _greeting(
@@ -82,17 +91,21 @@ def _about_profile(name: str, kind: str, network: str, probe: Probe) -> list[str
     return [f"  profile  {printable(name)}: {kind}, network {network}{gaps}"]
 
 
-class OneLine(logging.Formatter):
-    """A record is one line, whatever its arguments hold: new lines and control characters are shown as escapes."""
+class Plain(logging.Formatter):
+    """A record is one line, whatever its arguments hold: control characters are shown as escapes. A traceback follows
+    in lines that begin with a bar, so that nothing in it passes for a record."""
 
-    def format(self, record: logging.LogRecord) -> str:
-        return printable(super().format(record))
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        return printable(super().formatMessage(record))
+
+    def formatException(self, ei: Any) -> str:
+        return "\n".join(f"  | {printable(line)}" for line in super().formatException(ei).splitlines())
 
 
 def log_to_stderr() -> None:
     """Our own records from INFO, libraries' from WARNING."""
     handler = logging.StreamHandler()
-    handler.setFormatter(OneLine("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    handler.setFormatter(Plain("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
     for package in ("gateway", "sandboxes", "stores"):
         logging.getLogger(package).setLevel(logging.INFO)

@@ -4,7 +4,7 @@ import os
 from collections.abc import AsyncIterator, Mapping
 from contextlib import aclosing
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 from urllib.parse import unquote_to_bytes
 
 import anyio
@@ -24,6 +24,7 @@ from gateway.wire import (
     FileList,
     StoredResultEntry,
     StoredResultList,
+    ToolFormat,
     ToolList,
     Written,
 )
@@ -101,7 +102,7 @@ class Session:
             _key_header(idempotency_key),
         )
 
-    async def tools(self, format: Literal["mcp", "openai", "anthropic"] = "mcp") -> list[dict[str, Any]]:
+    async def tools(self, format: ToolFormat = "mcp") -> list[dict[str, Any]]:
         """What this session may call, in the shape that a model's API takes."""
         listed = await self._connection._ask(ToolList, "GET", f"{self._path}/tools", params={"format": format})
         return list(listed.tools)

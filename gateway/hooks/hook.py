@@ -88,6 +88,7 @@ class HookContext:
 
 
 Before = Continue | Skip
+HOOK_METHODS = ("pre_tool_call", "post_tool_call", "filter_output")
 
 
 class Hook:

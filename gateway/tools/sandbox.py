@@ -133,7 +133,7 @@ class Bash:
     )
 
     async def run(self, arguments: Arguments, ctx: ToolContext) -> Outcome:
-        return await run_command(["bash", "-c", str(arguments["command"])], arguments, ctx)
+        return await run_command(["bash", "-c", "--", str(arguments["command"])], arguments, ctx)
 
 
 @dataclass(frozen=True, slots=True)
@@ -452,7 +452,9 @@ class CommandTool:
     aliases: ClassVar[tuple[Alias, ...]] = ()
 
     async def run(self, arguments: Arguments, ctx: ToolContext) -> Outcome:
-        argv = filled(self.argv, arguments, self.definition.parameters["properties"])
+        properties = self.definition.parameters["properties"]
+        defaults = {name: schema["default"] for name, schema in properties.items() if "default" in schema}
+        argv = filled(self.argv, {**defaults, **arguments}, properties)
         return await run_command(argv, {}, ctx, default_seconds=self.timeout_seconds)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gateway.cli.app import run
-from gateway.cli.serve import OneLine
+from gateway.cli.serve import Plain
 from gateway.cli.template import ABOUT, default_toml
 from gateway.settings import Settings, load_settings
 from tests.gateway.commandline import environment, sandgate
@@ -117,7 +117,7 @@ def test_log_record_is_one_line_whatever_it_holds() -> None:
     record = logging.LogRecord(
         "gateway", logging.WARNING, "", 0, "no such tool %s", ('x\n{"level": "x"}\x1b[2J',), None
     )
-    assert OneLine("%(message)s").format(record) == 'no such tool x\\x0a{"level": "x"}\\x1b[2J'
+    assert Plain("%(message)s").format(record) == 'no such tool x\\x0a{"level": "x"}\\x1b[2J'
 
 
 # init

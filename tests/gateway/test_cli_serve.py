@@ -8,6 +8,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx2
@@ -87,6 +88,23 @@ def test_serve_lets_a_running_call_end_before_it_stops(tmp_path: Path) -> None:
         assert (code, client.stdout.read()) == (0, "done\n")
         client.stdout.close()
         client.wait()
+
+
+@pytest.mark.parametrize("numbers", [(signal.SIGINT, signal.SIGINT), (signal.SIGTERM, signal.SIGINT)])
+def test_serve_asked_twice_cancels_what_runs_and_ends(numbers: tuple[int, int], tmp_path: Path) -> None:
+    """Ctrl-C twice is what people do; the second does not wait for calls any longer, and cuts nothing else short."""
+    with serve(tmp_path / "state") as running:
+        session = opened(running)
+        with ThreadPoolExecutor(1) as pool:
+            call = pool.submit(called, running, session, "bash", command="sleep 60")
+            time.sleep(0.5)
+            running.process.send_signal(numbers[0])
+            time.sleep(0.5)
+            started = time.monotonic()
+            code, out, _ = running.stop(numbers[1])
+            call.result(10)
+    assert (code, time.monotonic() - started < 8) == (0, True)
+    assert "once more (Ctrl-C) cancels them now" in out
 
 
 def test_serve_on_a_taken_port_says_so_and_makes_nothing(tmp_path: Path) -> None:

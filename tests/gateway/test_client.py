@@ -491,7 +491,7 @@ COMMAND = '{"command": "echo hi"}'
         ),
         (
             {"type": "tool_use", "id": "5", "name": "brew", "input": {}},
-            {"type": "tool_result", "tool_use_id": "5", "content": "invalid: no such tool: brew", "is_error": True},
+            {"type": "tool_result", "tool_use_id": "5", "content": "invalid: no such tool: brew.", "is_error": True},
         ),
     ],
 )

@@ -152,7 +152,9 @@ async def test_a_seed_that_fails_opens_nothing(server: Served, seed: list[dict[s
 
 async def test_a_missing_seed_folder_opens_nothing(tmp_path: Path, state_dir: Path) -> None:
     """The operator's mistake is told with a status that says so; nothing is half-created."""
+    (tmp_path / "nowhere").mkdir()
     async with served(state_dir, tmp_path, profiles={"default": {"seed": ({"from": "nowhere"},)}}) as server:
+        (tmp_path / "nowhere").rmdir()  # at the start it was there
         answer = await server.agent.post("/v1/sessions", json={})
         assert (answer.status_code, answer.json()["code"]) == (503, "sandbox_hook_failed")
         assert (left_of(state_dir), server.gateway.places.taken) == ([], 0)

@@ -209,14 +209,20 @@ async def test_roles_see_only_what_is_theirs(gateway: Gateway) -> None:
             gateway.sessions.find(stranger, operators.id)
 
 
-async def test_tools_are_listed_in_three_shapes(server: Served) -> None:
+async def test_limits_not_enforced_are_told_at_opening(server: Served) -> None:
+    opened_session = await server.session()
+    assert any(one.startswith("workspace_size") for one in opened_session["session"]["not_enforced"])
+
+
+async def test_tools_are_listed_in_four_shapes(server: Served) -> None:
     session = await server.session(tools=["ls"])
     shapes = {}
-    for shape in ("mcp", "openai", "anthropic"):
+    for shape in ("mcp", "openai", "openai-chat", "anthropic"):
         answer = await server.agent.get(f"/v1/sessions/{session['id']}/tools", params={"format": shape})
         [shapes[shape]] = answer.json()["tools"]
     assert shapes["mcp"]["annotations"] == {"readOnlyHint": True, "destructiveHint": False, "openWorldHint": False}
     assert shapes["mcp"]["inputSchema"] == shapes["openai"]["parameters"] == shapes["anthropic"]["input_schema"]
+    assert shapes["openai-chat"]["function"]["parameters"] == shapes["openai"]["parameters"]
     assert (shapes["openai"]["type"], shapes["anthropic"]["name"]) == ("function", "ls")
 
 

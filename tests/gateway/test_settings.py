@@ -71,7 +71,7 @@ def test_environment_comes_before_the_file_key_by_key(tmp_path: Path, monkeypatc
         ("[agent]\nprofiles = ['defualt']\n", "agent.profiles: no such profile 'defualt'; did you mean 'default'?"),
         ("[offload]\nrules = [{tools = ['*']}]\n", "offload.rules.0: give exactly one of 'when' and 'over_chars'"),
         ("[server\n", "not valid TOML"),
-        ("[profiles.default]\nkind = 'dokcer'\n", "profiles.default.kind: String should match pattern"),
+        ("[profiles.default]\nkind = 'dokcer'\n", "profiles.default.kind: no such kind 'dokcer'"),
     ],
     ids=lambda value: value[:30],
 )

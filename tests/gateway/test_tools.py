@@ -159,6 +159,18 @@ async def test_arguments_too_long_for_the_kernel_are_invalid(gateway: Gateway, s
     assert (result.status, result.error and result.error.code) == ("invalid", "invalid_arguments")
 
 
+async def test_command_that_begins_with_a_dash_is_a_command(gateway: Gateway, session: Session) -> None:
+    result = await called(gateway, session, "bash", command="-n; echo hi")
+    assert result.content[0].text == "hi\n"
+
+
+async def test_wrong_argument_names_are_named(gateway: Gateway, session: Session) -> None:
+    result = await called(gateway, session, "read_file", path="a.py")
+    assert result.error is not None
+    assert "'path' was unexpected" in result.error.message
+    assert "'file_path' is a required property" in result.error.message
+
+
 async def test_bash_reads_end_of_file_at_once(gateway: Gateway, session: Session) -> None:
     """R13."""
     assert (await called(gateway, session, "bash", command="cat; echo end")).text == "end"

@@ -102,7 +102,7 @@ async def cancel_call(call_id: str, session: TheSession, gateway: TheGateway) ->
     if running is None:
         await gateway.call_record(session, call_id)
         return Cancelled(id=call_id, cancelled=False)
-    running.cancel()
+    running.cancel("cancelled by its client")
     return Cancelled(id=call_id, cancelled=True)
 
 
@@ -137,7 +137,7 @@ async def _while_connected(request: Request, active: ActiveCall) -> ToolResult:
     async def watch() -> None:
         while (await request.receive())["type"] != "http.disconnect":
             pass
-        active.cancel()
+        active.cancel("its client is gone")
 
     with anyio.move_on_after(QUICK_SECONDS):
         return await active.wait()

@@ -23,7 +23,9 @@ OPEN_PATHS: Final = frozenset({"/healthz", "/readyz"})
 LOOPBACK_NAMES: Final = frozenset({"127.0.0.1", "localhost", "[::1]"})
 BODY_SECONDS: Final = 30.0
 """How long a JSON body may take, or one piece of an upload."""
-BEARER_REMEDY: Final = "Send Authorization: Bearer <token>; `sandgate token agent` prints one."
+BEARER_REMEDY: Final = (
+    "Send Authorization: Bearer <token>, clients by SANDGATE_TOKEN; `sandgate token agent` prints one."
+)
 
 ONLY_ONCE: Final = (b"host", b"origin", b"authorization", b"content-type", b"content-length")
 """Headers that decide something here; sent twice, another reader might believe the other one."""

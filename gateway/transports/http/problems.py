@@ -79,7 +79,7 @@ def invalid_body(error: RequestValidationError | ValidationError) -> Unprocessab
 
 def unreadable_body() -> Unprocessable:
     """What is no JSON, or too deep."""
-    return Unprocessable("body: not JSON that can be read here", "Send UTF-8, less deep.")
+    return Unprocessable("body: not JSON that can be read here", "Send JSON, as UTF-8, not nested too deep.")
 
 
 def file_problem(error: SandboxError) -> Problem:

@@ -1,6 +1,7 @@
 """Serving: the socket, uvicorn with bounded headers, and a stop that lets calls end first."""
 
 import asyncio
+import errno
 import ipaddress
 import signal
 import socket
@@ -114,7 +115,9 @@ def listen(server: Server) -> socket.socket:
         listener.close()
         raise SettingsError(
             f"server: cannot listen on {server.host}:{server.port}: {error.strerror}",
-            "Stop what uses it, or choose another with --port.",
+            "Choose a port over 1023 with --port."
+            if error.errno == errno.EACCES
+            else "Stop what uses it, or choose another with --port.",
         ) from error
     return listener
 
@@ -165,8 +168,26 @@ async def serving(gateway: Gateway, tokens: Tokens, server: Server, listener: so
                 await ended.wait()
 
 
-async def until_stopped() -> None:
-    """Return at the first SIGTERM or SIGINT."""
-    with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
-        async for _ in signals:
-            return
+@asynccontextmanager
+async def stop_signals() -> AsyncIterator["StopSignals"]:
+    """Hear SIGTERM and SIGINT until the block ends: also while the gateway stops, so that none cuts that short."""
+    stop = StopSignals()
+
+    async def hear() -> None:
+        with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+            stop.heard.set()
+            async for _ in signals:
+                (stop.again if stop.first.is_set() else stop.first).set()
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(hear)
+        await stop.heard.wait()
+        yield stop
+        tasks.cancel_scope.cancel()
+
+
+class StopSignals:
+    """`first` asks to stop, `again` not to wait for calls any longer."""
+
+    def __init__(self) -> None:
+        self.heard, self.first, self.again = anyio.Event(), anyio.Event(), anyio.Event()

@@ -1,13 +1,11 @@
 """Sessions and their tools over HTTP."""
 
-from typing import Literal
-
 from fastapi import APIRouter
 
 from gateway.models import CloseReport, OpenedSession, SessionRecord, SessionRequest
 from gateway.toolbox import FORMATS
 from gateway.transports.http.app import TheGateway, ThePrincipal, TheSession
-from gateway.wire import SessionList, ToolList
+from gateway.wire import SessionList, ToolFormat, ToolList
 
 router = APIRouter(prefix="/v1/sessions", tags=["sessions"])
 
@@ -37,6 +35,6 @@ async def close_session(session: TheSession, gateway: TheGateway) -> CloseReport
 
 
 @router.get("/{session_id}/tools")
-async def list_tools(session: TheSession, format: Literal["mcp", "openai", "anthropic"] = "mcp") -> ToolList:
+async def list_tools(session: TheSession, format: ToolFormat = "mcp") -> ToolList:
     """What this session may call, as MCP, OpenAI or Anthropic want it."""
     return ToolList(tools=tuple(FORMATS[format](one) for one in session.tools))
