@@ -53,7 +53,7 @@ def test_hook_that_overrides_nothing_is_refused(tmp_path: Path) -> None:
 
 def test_class_that_is_not_there_is_named_with_the_nearest(tmp_path: Path) -> None:
     module(tmp_path, "hook_renamed", "class NoPush: ...\n")
-    with pytest.raises(SettingsError, match="has no NoPusch; did you mean 'NoPush'?"):
+    with pytest.raises(SettingsError, match="has no NoPusch; did you mean 'NoPush'"):
         build_hook(HookSettings(use="hook_renamed:NoPusch"), tmp_path)
 
 
