@@ -1,4 +1,4 @@
-"""The inner end of the channel of kind `virtual`: a process of its own with a bashkit inside, and no program but itself.
+"""The inner end of the channel of kind `virtual`: a process of its own with bashkit inside, and no other program.
 
 It speaks the same words as `runner.py`. bashkit is a library for use in one's own process; here it has one to itself,
 because a line of shell can make it ask for more memory than there is, and then its allocator ends the process: tried
@@ -21,8 +21,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
-COMMANDS: Final = 100_000
-LOOPS: Final = 1_000_000
+COMMANDS: Final = 10_000_000
+LOOPS: Final = 10_000_000
 SECONDS: Final = 60
 OUTPUT_BYTES: Final = 10 << 20
 FILE_BYTES: Final = 10_000_000
@@ -154,26 +154,31 @@ class Files:
         raise Refused("invalid_path")
 
     def enter(self, path: str, *, make: bool) -> None:
-        kind = self.kind(path)
-        if kind is None and make:
+        status = self.status(path)
+        if status is None and make:
             with mapped():
                 self.fs.mkdir(path)
-        elif kind != "directory":
-            raise Refused("missing_file" if kind is None else "invalid_path")
+            return
+        self.expect(status, "directory", 0o100)
+
+    def expect(self, status: dict[str, Any] | None, kind: str, mode: int) -> None:
+        """Raise Refused unless that is there, and its owner may use it so. bashkit itself knows no closed files."""
+        if status is None:
+            raise Refused("missing_file")
+        if status["file_type"] != kind:
+            raise Refused("invalid_path")
+        if status["mode"] & mode != mode:
+            raise Refused("permission_denied")
 
     def folder(self, path: str) -> str:
         """A folder that a program can start in."""
         found = self.locate(path, follow=True)
-        kind = self.kind(found)
-        if kind != "directory":
-            raise Refused("missing_file" if kind is None else "invalid_path")
+        self.expect(self.status(found), "directory", 0o100)
         return found
 
     def read(self, path: str, *, follow: bool) -> bytes:
         found = self.locate(path, follow=follow)
-        kind = self.kind(found)
-        if kind != "file":
-            raise Refused("missing_file" if kind is None else "invalid_path")
+        self.expect(self.status(found), "file", 0o400)
         with mapped():
             return bytes(self.fs.read_file(found))
 
@@ -231,6 +236,7 @@ class Lister:
             raise Refused("missing_file")
         if status["file_type"] != "directory":
             return self.emit(".", status)
+        self.files.expect(status, "directory", 0o500)
         return self.walk(found, "", recursive, depth=0)
 
     def walk(self, folder: str, prefix: str, recursive: bool, depth: int) -> bool:
@@ -241,8 +247,10 @@ class Lister:
             name, status = str(entry["name"]), entry["metadata"]
             if not self.emit(prefix + name, status):
                 return False
-            if recursive and status["file_type"] == "directory":
-                complete &= self.walk(f"{folder}/{name}", f"{prefix}{name}/", recursive, depth + 1)
+            if not recursive or status["file_type"] != "directory":
+                continue
+            is_open = status["mode"] & 0o500 == 0o500
+            complete &= is_open and self.walk(f"{folder}/{name}", f"{prefix}{name}/", recursive, depth + 1)
         return complete
 
     def emit(self, path: str, status: dict[str, Any]) -> bool:
@@ -259,11 +267,16 @@ class Lister:
 # --- one call
 
 
+def resolve(waiter: "asyncio.Future[None]") -> None:
+    if not waiter.done():
+        waiter.set_result(None)
+
+
 async def ready(fd: int, *, to_write: bool) -> None:
     """Wait until a pipe can be read from, or written to."""
     loop = asyncio.get_running_loop()
-    waiter = loop.create_future()
-    (loop.add_writer if to_write else loop.add_reader)(fd, lambda: waiter.done() or waiter.set_result(None))
+    waiter: asyncio.Future[None] = loop.create_future()
+    (loop.add_writer if to_write else loop.add_reader)(fd, resolve, waiter)
     try:
         await waiter
     finally:
@@ -362,7 +375,7 @@ class Interpreter:
             self.files.make_roots()
             if operation == b"run":
                 return await self.run(call, fields)
-            work = asyncio.ensure_future(self.operations[operation](call, fields))
+            work = asyncio.create_task(self.operations[operation](call, fields))
             return await self.unless_ended(call, work) if operation != b"write" else await work
         except Refused as error:
             return f"file {error}"
@@ -373,11 +386,11 @@ class Interpreter:
         except Exception:  # bashkit's, or ours: this call's end, not the sandbox's
             return "file sandbox_helper_failed"
 
-    async def unless_ended(self, call: Call, work: "asyncio.Future[str]") -> str:
+    async def unless_ended(self, call: Call, work: "asyncio.Task[str]") -> str:
         """The answer, or Cancelled when the gateway ends the call first."""
-        ending = asyncio.ensure_future(call.word())
+        ending = asyncio.create_task(call.word())
         try:
-            await asyncio.wait({work, ending}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([work, ending], return_when=asyncio.FIRST_COMPLETED)
             if not work.done():
                 raise Cancelled
             return work.result()
@@ -430,18 +443,16 @@ class Interpreter:
         if call.has_input:
             bash.add_command(FEED, feeder(call))
             script = f"{FEED} | {script}"
-        running = asyncio.ensure_future(
-            bash.execute(script, stdout=writer(call, 1), stderr=writer(call, 2))
-        )
-        ending = asyncio.ensure_future(call.word())
-        await asyncio.wait({running, ending}, return_when=asyncio.FIRST_COMPLETED)
+        running = asyncio.ensure_future(bash.execute(script, stdout=writer(call, 1), stderr=writer(call, 2)))
+        ending = asyncio.create_task(call.word())
+        await asyncio.wait([running, ending], return_when=asyncio.FIRST_COMPLETED)
         if not running.done():
             return await self.end(bash, running)
         ending.cancel()
         return await said(call, running.result())
 
     async def end(self, bash: Any, running: "asyncio.Future[Any]") -> str:
-        """Stop a command before its next step. Some steps heed nothing but their own time limit: they are left to it."""
+        """Stop a command before its next step. Some steps heed only their own time limit, and are left to it."""
         bash.cancel()
         await asyncio.wait({running}, timeout=KILL_SECONDS)
         if not running.done():
@@ -467,10 +478,10 @@ class Interpreter:
     async def write_file(self, call: Call, fields: list[bytes]) -> str:
         path = fields[0].decode()
         self.files.writable(path)
-        filling = asyncio.ensure_future(self.filled(call))
-        ending = asyncio.ensure_future(call.word())
+        filling = asyncio.create_task(self.filled(call))
+        ending = asyncio.create_task(call.word())
         try:
-            await asyncio.wait({filling, ending}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([filling, ending], return_when=asyncio.FIRST_COMPLETED)
             if await ending_word(filling, ending) != b"c":
                 raise Cancelled
             data = await filling

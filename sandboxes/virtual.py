@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import ClassVar, Final
+from typing import Final
 
 import anyio
 import anyio.to_thread
@@ -24,15 +24,15 @@ from sandboxes.errors import SandboxError, SandboxUnavailable
 from sandboxes.sandbox import HOME, WORKSPACE, Probe, SandboxKind, SandboxSpec
 
 CANNOT: Final = (
-    "run programs: python, git, compilers and what you upload; it has bashkit's own versions of about 160 text tools",
-    "send or heed signals: a shell that kills itself ends with 128 plus the signal's number",
-    "show processes: /proc, zombies, sessions and process limits are not there",
-    "keep files over 10 MB, over 100 MB or 10,000 files in all, or folders deeper than about 100",
-    "keep names or arguments that are not plain Unicode: no control characters, no text-direction marks, no raw bytes",
-    "hold files back by their mode: it is kept and shown, not enforced",
-    "run a command for over 60 s or 100,000 steps, or print over 10 MiB",
-    "stop a step in its middle: what is killed stops before its next step, a jq that runs away at the 60 s",
-    "keep files when the gateway restarts, or when a command uses up the memory",
+    "run programs (python, git, compilers, what you upload): it has its own versions of some 160 text tools, no more",
+    "send signals: a shell that kills itself exits with 128 plus the signal's number",
+    "show or end processes: there are none, no /proc, no ulimit, and a call waits for what it started with &",
+    "keep files over 10 MB, over 100 MB or 10,000 files in all, folders deeper than about 100",
+    "use names and arguments that are not plain text: control characters, direction marks, bytes that are no UTF-8",
+    "hold back a file from a command by its mode",
+    "run one command for over 60 s, or let it print over 10 MiB",
+    "stop a tool in its middle: what is killed ends before its next step, a jq that runs away after its 60 s",
+    "keep its files when the gateway restarts, or when a command uses up the memory",
 )
 """What the kind cannot do, as `sandgate doctor` shows it."""
 NOT_ENFORCED: Final = ("cpus: each command may keep a processor busy",)
@@ -74,7 +74,7 @@ class VirtualSandbox(DirectSandbox):
 class VirtualKind(SandboxKind):
     """Sandboxes by bashkit. Nothing of them is on disk: both arguments are what every kind is made with."""
 
-    name: ClassVar[str] = "virtual"
+    name = "virtual"
     lacks = frozenset({"python3"})
 
     def __init__(self, state_dir: Path, *, instance: str) -> None:
