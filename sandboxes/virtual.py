@@ -26,7 +26,7 @@ from sandboxes.sandbox import HOME, WORKSPACE, Probe, SandboxKind, SandboxSpec
 CANNOT: Final = (
     "run programs (python, git, compilers, what you upload): it has its own versions of some 160 text tools, no more",
     "send signals: a shell that kills itself exits with 128 plus the signal's number",
-    "show or end processes: there are none, no /proc, no ulimit, and a call waits for what it started with &",
+    "have processes: /proc is made up, processes are not limited, and a call waits for what it started with &",
     "keep files over 10 MB, over 100 MB or 10,000 files in all, folders deeper than about 100",
     "use names and arguments that are not plain text: control characters, direction marks, bytes that are no UTF-8",
     "hold back a file from a command by its mode",
@@ -34,7 +34,7 @@ CANNOT: Final = (
     "stop a tool in its middle: what is killed ends before its next step, a jq that runs away after its 60 s",
     "keep its files when the gateway restarts, or when a command uses up the memory",
 )
-"""What the kind cannot do, as `sandgate doctor` shows it."""
+"""What the kind cannot do; `probe()` tells it as a fact."""
 NOT_ENFORCED: Final = ("cpus: each command may keep a processor busy",)
 _BASE_ENV: Final = {"HOME": HOME, "PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "SHELL": "/bin/bash", "PWD": WORKSPACE}
 _MOST_BYTES: Final = 100_000_000
@@ -56,6 +56,11 @@ class VirtualSandbox(DirectSandbox):
         self._closing = False
         small = spec.limits.workspace_size < _MOST_BYTES
         self.not_enforced = (*NOT_ENFORCED, *(("workspace_size: 100 MB, whatever less is asked",) if small else ()))
+
+    @property
+    def pid(self) -> int:
+        """The interpreter's, on this machine."""
+        return self._process.pid
 
     def counters(self) -> Counters:
         return Counters()
