@@ -272,32 +272,44 @@ def resolve(waiter: "asyncio.Future[None]") -> None:
         waiter.set_result(None)
 
 
-async def ready(fd: int, *, to_write: bool) -> None:
-    """Wait until a pipe can be read from, or written to."""
-    loop = asyncio.get_running_loop()
-    waiter: asyncio.Future[None] = loop.create_future()
-    (loop.add_writer if to_write else loop.add_reader)(fd, resolve, waiter)
-    try:
-        await waiter
-    finally:
-        (loop.remove_writer if to_write else loop.remove_reader)(fd)
-
-
 class Call:
     """The four descriptors of a call: control, and the program's three streams."""
 
     def __init__(self, fds: list[int]) -> None:
+        self.loop = asyncio.get_running_loop()
         self.control = socket.socket(fileno=fds[0])
         self.control.setblocking(False)
         self.streams = fds[1:]
+        self.turns = [asyncio.Lock() for _ in self.streams]
+        self.waiters: dict[int, asyncio.Future[None]] = {}
         self.has_input = stat.S_ISFIFO(os.fstat(self.streams[0]).st_mode)
         for fd in self.streams:
             os.set_blocking(fd, False)
 
     def close_streams(self) -> None:
+        """Close them, and wake who waits for one: its number may soon be another call's."""
         for fd in self.streams:
+            self.unwatch(fd)
             os.close(fd)
         self.streams = []
+
+    async def ready(self, number: int) -> None:
+        """Wait until standard input can be read from, or another stream written to; or until it is closed."""
+        fd = self.streams[number]
+        waiter = self.waiters[fd] = self.loop.create_future()
+        (self.loop.add_writer if number else self.loop.add_reader)(fd, resolve, waiter)
+        try:
+            await waiter
+        finally:
+            if self.waiters.get(fd) is waiter:
+                self.unwatch(fd)
+
+    def unwatch(self, fd: int) -> None:
+        waiter = self.waiters.pop(fd, None)
+        if waiter is not None:
+            self.loop.remove_reader(fd)
+            self.loop.remove_writer(fd)
+            resolve(waiter)
 
     def tell(self, text: str) -> None:
         with contextlib.suppress(OSError):
@@ -312,7 +324,7 @@ class Call:
     async def exactly(self, size: int) -> bytes:
         data = bytearray()
         while len(data) < size:
-            piece = await asyncio.get_running_loop().sock_recv(self.control, min(size - len(data), 1 << 20))
+            piece = await self.loop.sock_recv(self.control, min(size - len(data), 1 << 20))
             if not piece:
                 raise Cancelled
             data += piece
@@ -321,28 +333,29 @@ class Call:
     async def word(self) -> bytes:
         """What the gateway says next: `c` commits, nothing is its end."""
         with contextlib.suppress(OSError):
-            return await asyncio.get_running_loop().sock_recv(self.control, 1)
+            return await self.loop.sock_recv(self.control, 1)
         return b""
 
     async def read_in(self) -> bytes:
         """The next bytes of standard input, empty at its end."""
-        while self.has_input:
+        while self.has_input and self.streams:
             try:
                 return os.read(self.streams[0], CHUNK)
             except BlockingIOError:
-                await ready(self.streams[0], to_write=False)
+                await self.ready(0)
         return b""
 
     async def write_to(self, number: int, data: bytes) -> None:
         """Write to a stream as its reader takes it; a reader that is gone takes everything."""
         view = memoryview(data)
-        while view and self.streams:
-            try:
-                view = view[os.write(self.streams[number], view) :]
-            except BlockingIOError:
-                await ready(self.streams[number], to_write=True)
-            except BrokenPipeError:
-                return
+        async with self.turns[number]:
+            while view and self.streams:
+                try:
+                    view = view[os.write(self.streams[number], view) :]
+                except BlockingIOError:
+                    await self.ready(number)
+                except BrokenPipeError:
+                    return
 
 
 class Interpreter:

@@ -185,6 +185,17 @@ async def test_output_beyond_the_budget_is_told(virtual: VirtualSandbox) -> None
     assert (ran.exit, ran.err) == (Exit("exit", 0), b"output beyond 10 MiB was left out\n")
 
 
+async def test_a_call_that_ends_while_its_output_waits_disturbs_no_other(virtual: VirtualSandbox) -> None:
+    """Its descriptors' numbers are the next call's."""
+    await virtual.write("block", bytes(1 << 20))
+    for _ in range(5):
+        async with await virtual.start(["sh", "-c", "cat block block & cat block block; cat block >&2"]) as process:
+            await anyio.sleep(0.05)
+            await process.kill()
+        ran = await sh(virtual, "cat block & cat block >&2; wait", timeout=5)
+        assert (len(ran.out), len(ran.err), ran.timed_out) == (1 << 20, 1 << 20, False)
+
+
 async def test_each_command_is_a_new_shell(virtual: VirtualSandbox) -> None:
     await sh(virtual, "export A=1; cd /tmp; alias ls=pwd; f() { echo f; }; set -e")
     assert (await sh(virtual, "echo [$A] $PWD; f")).text == "[] /workspace\n"
