@@ -239,6 +239,11 @@ async def test_probe_says_what_it_is_and_what_it_cannot(kind: VirtualKind) -> No
     assert probe.facts["cannot"] == "; ".join(CANNOT)
 
 
+def test_the_readme_says_what_it_cannot() -> None:
+    readme = (Path(__file__).parents[2] / "README.md").read_text().replace("`", "")
+    assert [one for one in CANNOT if f"- {one}\n" not in readme] == []
+
+
 async def test_probe_without_bashkit_names_the_remedy(kind: VirtualKind, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     probe = await kind.probe()
