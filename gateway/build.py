@@ -29,11 +29,11 @@ from gateway.spool import SpoolFolder
 from gateway.toolbox import Toolbox
 from gateway.tools.functions import FunctionTool
 from gateway.tools.results import RESULT_TOOLS
-from gateway.tools.sandbox import SANDBOX_TOOLS, CommandTool
+from gateway.tools.sandbox import SANDBOX_TOOLS, CommandTool, program_of
 from gateway.tools.tool import Tool
 from gateway.workspace_hooks.collect import CollectWorkspace
 from gateway.workspace_hooks.seed import FromHost, Inline, SeedWorkspace
-from sandboxes import Limits, LocalKind, SandboxHook, SandboxKind, SandboxSpec
+from sandboxes import Limits, LocalKind, NoSandboxKind, SandboxHook, SandboxKind, SandboxSpec, VirtualKind
 from stores import (
     AlwaysOffload,
     NeverOffload,
@@ -138,10 +138,17 @@ class ConfiguredProfiles(Profiles):
             policies.append(session_policy(request.permission))
         if request.network == "open":
             raise Unprocessable("network: 'open' is wider than the profile's 'none'")
+        kind = self._kinds[profile.kind]
+        if not kind.opens and (request.seed or request.collect):
+            raise Unprocessable(
+                f"{'seed' if request.seed else 'collect'}: the profile {request.profile!r} has no sandbox",
+                "Leave it out, or name a profile of another kind.",
+                code="no_sandbox",
+            )
         return Session(
             row=row,
             request=request,
-            kind=self._kinds[profile.kind],
+            kind=kind,
             network=profile.network,
             places=self._places,
             spec=SandboxSpec(
@@ -160,15 +167,17 @@ class ConfiguredProfiles(Profiles):
                 int(limits.results_size),
             ),
             idle_seconds=profile.idle_seconds,
-            tools=self._tools(profile, request),
+            tools=self._tools(profile, request, kind),
             permissions=Permissions(tuple(policies)),
             show_store_uri=profile.show_store_uri,
             raw_stream=profile.stream == "raw",
-            sandbox_hooks=self._sandbox_hooks(row, profile, request, limits),
+            sandbox_hooks=self._sandbox_hooks(row, profile, request, limits) if kind.opens else (),
         )
 
-    def _tools(self, profile: Profile, request: SessionRequest) -> tuple[ToolDefinition, ...]:
-        offered = self._toolbox.definitions(profile.tools)
+    def _tools(self, profile: Profile, request: SessionRequest, kind: SandboxKind) -> tuple[ToolDefinition, ...]:
+        offered = tuple(
+            one for one in self._toolbox.definitions(profile.tools) if works_in(self._toolbox.get(one.name), kind)
+        )
         if request.tools is None:
             return offered
         chosen = self._toolbox.definitions(request.tools)
@@ -204,6 +213,13 @@ class ConfiguredProfiles(Profiles):
 
     def _settings_uri(self, to: str) -> str:
         return to if "://" in to else str((self._folder / to).resolve())
+
+
+def works_in(tool: Tool | None, kind: SandboxKind) -> bool:
+    """Whether sessions of that kind can use the tool at all."""
+    if tool is None or not tool.needs_sandbox:
+        return tool is not None
+    return kind.opens and program_of(tool) not in kind.lacks
 
 
 def narrowed(limits: ProfileLimits, request: LimitsRequest | None) -> ProfileLimits:
@@ -327,8 +343,13 @@ def build_kinds(settings: Settings, folder: Path, state: State) -> dict[str, San
 
 
 def build_kind(name: str, folder: Path, state: State) -> SandboxKind:
-    if name == "local":
-        return LocalKind(state.folder, instance=state.instance)
+    match name:
+        case "local":
+            return LocalKind(state.folder, instance=state.instance)
+        case "virtual":
+            return VirtualKind(state.folder, instance=state.instance)
+        case "none":
+            return NoSandboxKind(state.folder, instance=state.instance)
     kind = imported(name, folder)(state.folder, instance=state.instance)
     if not isinstance(kind, SandboxKind):
         raise SettingsError(f"{name}: not a SandboxKind", "Derive it from sandboxes.SandboxKind.")

@@ -25,7 +25,7 @@ from gateway.settings import Settings
 from gateway.transports.http.serving import listen, serving
 from sandboxes import Probe
 
-KINDS: Final = ("local",)
+KINDS: Final = ("local", "virtual")
 """The first that works is taken."""
 SEED_NAME: Final = "trace.log"
 SEED_SOURCE: Final = "what this Python did to document its own argparse, line by line"
@@ -54,6 +54,10 @@ pathlib.Path("out").mkdir(exist_ok=True)
 pathlib.Path("out/summary.json").write_text(json.dumps(busiest))
 print(f"{{len(lines):,}} lines, most of them in {{busiest[0][0]}}")
 """
+_COUNT_AS_TEXT: Final = (
+    f"mkdir -p out; cut -d'(' -f1 {SEED_NAME} | cut -d' ' -f2- | sort | uniq -c | sort -rn | head > out/summary.txt; "
+    f"wc -l < {SEED_NAME}"
+)
 _SLOW: Final = "sleep 60 & sleep 60 & sleep 60 & echo three started; exec sleep 60"
 
 
@@ -147,12 +151,12 @@ class Report:
         )
 
 
-async def run_demo() -> Report:
-    """Run it. Raises Unavailable, with every reason, where no kind works."""
+async def run_demo(kinds: Sequence[str] = KINDS) -> Report:
+    """Run it in the first of these kinds that works. Raises Unavailable, with every reason, where no kind works."""
     started = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="sandgate-demo-") as name:
         place = Path(name)
-        kind, refused = await first_kind(place / "probe")
+        kind, refused = await first_kind(place / "probe", kinds)
         log = await anyio.to_thread.run_sync(write_trace, place / SEED_NAME)
         state = open_state(place / "state")
         try:
@@ -236,14 +240,17 @@ def settings_for(kind: str, place: Path) -> Settings:
     )
 
 
-def steps(log: bytes) -> list[Step]:
-    """The ten calls. Each gets the last reference that an answer gave."""
+def steps(log: bytes, *, programs: bool) -> list[Step]:
+    """The ten calls. Each gets the last reference that an answer gave. Without `programs` there are text tools only."""
     text = log.decode(errors="replace")
     found = sum(_SEARCHED in line for line in text.split("\n"))
+    killed = "killed with its 3 child processes" if programs else "killed"
     return [
         Step("bash", lambda _: {"command": "echo hello from sandgate"}, shows="hello from sandgate"),
         Step("grep", lambda _: {"pattern": _SEARCHED, "path": SEED_NAME, "output_mode": "count"}, shows=str(found)),
-        Step("python", lambda _: {"code": _COUNT}, shows=f"{len(text.splitlines()):,} lines"),
+        Step("python", lambda _: {"code": _COUNT}, shows=f"{len(text.splitlines()):,} lines")
+        if programs
+        else Step("bash", lambda _: {"command": _COUNT_AS_TEXT}, shows=str(log.count(b"\n"))),
         Step("write_file", lambda _: {"file_path": "out/notes.md", "content": _NOTES}, shows="out/notes.md"),
         Step(
             "edit_file",
@@ -252,7 +259,12 @@ def steps(log: bytes) -> list[Step]:
         ),
         Step("deploy", lambda _: {"target": "production"}, "denied", shows="not allowed here"),
         Step("bash", lambda _: {"command": "git push origin main"}, "skipped", shows="pushing is not allowed here"),
-        Step("bash", lambda _: {"command": _SLOW, "timeout_s": 0.5}, "timeout", shows="3 child processes"),
+        Step(
+            "bash",
+            lambda _: {"command": _SLOW, "timeout_s": 0.5},
+            "timeout",
+            shows=killed,
+        ),
         Step("bash", lambda _: {"command": f"head -c {LARGE_BYTES} {SEED_NAME}"}, shows="sandgate://"),
         Step(
             "read_result",
@@ -266,13 +278,14 @@ async def _run(
     kind: str, refused: tuple[Probe, ...], place: Path, log: bytes, state: State
 ) -> tuple[Report, set["Running"]]:
     """Serve, call, read back, collect; returns also the processes that were there while the session was open."""
-    settings, tokens, wanted = settings_for(kind, place), Tokens(state.folder / "tokens", {}), steps(log)
+    settings, tokens = settings_for(kind, place), Tokens(state.folder / "tokens", {})
     token = tokens.stored("agent")
     async with (
         built_gateway(settings, place, state) as gateway,
         serving(gateway, tokens, settings.server, listen(settings.server)) as url,
         Client(url, token) as client,
     ):
+        wanted = steps(log, programs="python3" not in gateway.profiles.kinds()[kind].lacks)
         async with client.session() as session:
             results = await _called(session, wanted)
             record, processes = await session.record(), descendants()

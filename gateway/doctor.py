@@ -28,13 +28,14 @@ from sandboxes.errors import SandboxError
 from sandboxes.machine import remedy_for
 
 Verdict = Literal["ok", "weak", "broken"]
-KNOWN_KINDS: Final = ("local",)
+KNOWN_KINDS: Final = ("local", "virtual")
 """Kinds that are looked at whether or not a profile names them."""
 _PROGRAM_SECONDS: Final = 10.0
 _CGROUP_REMEDY: Final = (
     "run the gateway as root, or where control groups are delegated to it: "
     "systemd-run --user --scope -p Delegate=yes sandgate serve"
 )
+_KIND_REMEDY: Final = "of this kind's nature: use another where it matters, or narrow parallel_calls"
 _GAP_REMEDIES: Final = {
     "memory": "control groups; see there",
     "cpus": "control groups; see there",
@@ -199,12 +200,14 @@ async def _kind(name: str, folder: Path, state: State, *, needed: bool) -> Itera
     label = f"kind {name}"
     if not probe.works:
         return [Check(label, "broken", probe.reason, probe.remedy, needed)]
-    checks = [Check(label, "ok", "a sandbox was opened and removed", needed=needed)]
+    detail = "a sandbox was opened and removed" if name != "none" else "functions and hooks only; there is no sandbox"
+    checks = [Check(label, "ok", detail, needed=needed)]
     if groups := probe.facts.get("control groups"):
         checks.append(_cgroups(groups))
+    remedies = {gap: remedy_of_gap(gap) if groups else _KIND_REMEDY for gap in probe.not_enforced}
     return [
         *checks,
-        *(Check(label, "weak", f"not enforced: {gap}", remedy_of_gap(gap), needed) for gap in probe.not_enforced),
+        *(Check(label, "weak", f"not enforced: {gap}", remedy, needed) for gap, remedy in remedies.items()),
     ]
 
 

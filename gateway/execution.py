@@ -152,7 +152,7 @@ class CallRunner:
         ctx = ToolContext(
             session=session.info(call.turn_id),
             sandbox=session.sandbox,
-            hook_sandbox=SandboxView(session.sandbox),
+            hook_sandbox=SandboxView(session.sandbox, is_executable=session.kind.opens),
             stdout=sinks["stdout"],
             stderr=sinks["stderr"],
             results=SessionResults(session.id, self.results, self.journal),
@@ -170,7 +170,7 @@ class CallRunner:
             session=session.info(call.turn_id),
             call=call,
             tools=session.tools,
-            sandbox=SandboxView(session.sandbox),
+            sandbox=SandboxView(session.sandbox, is_executable=session.kind.opens),
             body=body,
         )
 

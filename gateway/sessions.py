@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import anyio
 
 from gateway.calls import ActiveCall
-from gateway.errors import NotFound, TooMany
+from gateway.errors import NotFound, TooMany, Unprocessable
 from gateway.hooks.hook import SessionInfo
 from gateway.hooks.permission import Permissions
 from gateway.journal import SessionRow
@@ -101,7 +101,6 @@ class Session:
         self._lock = anyio.Lock()
         self._sandbox: Sandbox | None = None
         self._created: list[SandboxHook] = []
-        self._opened_before = False
 
     @property
     def id(self) -> str:
@@ -170,9 +169,11 @@ class Session:
     async def sandbox(self) -> Sandbox:
         """The live sandbox; opened at the first use, and again after one was lost.
 
-        Raises SandboxUnavailable, NotFound (the session has ended meanwhile), or what an `on_create` raised; nothing is
-        left half-made then.
+        Raises SandboxUnavailable, Unprocessable (a kind without any), NotFound (the session has ended meanwhile), or
+        what an `on_create` raised; nothing is left half-made then.
         """
+        if not self.kind.opens:
+            raise Unprocessable("this profile has no sandbox", "Use a profile of another kind.", code="no_sandbox")
         async with self._lock:
             if self._sandbox is not None and self._sandbox.alive:
                 return self._sandbox
@@ -185,12 +186,10 @@ class Session:
                 self.places.give_back()
                 raise
             await self._create(self._sandbox)
-            self._opened_before = True
             return self._sandbox
 
     async def _create(self, sandbox: Sandbox) -> None:
-        restored = sandbox.restored or self._opened_before
-        ctx = SandboxContext(sandbox, self.id, restored, self.request.labels)
+        ctx = SandboxContext(sandbox, self.id, sandbox.restored, self.request.labels)
         self._created.clear()
         try:
             for hook in self.sandbox_hooks:

@@ -43,7 +43,7 @@ OUTSIDE_VARIABLES: Final = frozenset(
     }
 )
 """Read elsewhere: the client's two, and those that say where everything is."""
-KINDS: Final = ("local",)
+KINDS: Final = ("local", "virtual", "none")
 CONFIG_NAME: Final = "sandgate.toml"
 FILE_ARGUMENT: Final = "toml_file"
 """How the file gets to the sources: as an argument that is none of the settings."""
@@ -145,6 +145,12 @@ class Profile(Wire):
     stream: Literal["filtered", "raw"] = "filtered"
     show_store_uri: bool = False
     limits: ProfileLimits = ProfileLimits()
+
+    @model_validator(mode="after")
+    def _sandbox_for_files(self) -> Self:
+        if self.kind == "none" and (self.seed or self.collect):
+            raise ValueError("kind 'none' has no workspace to seed, or to collect from")
+        return self
 
 
 class StoreSettings(Wire):

@@ -13,6 +13,7 @@ from sandboxes.errors import (
 )
 from sandboxes.hooks import SandboxContext, SandboxHook
 from sandboxes.local import LocalKind, LocalSandbox
+from sandboxes.none import NoSandboxKind
 from sandboxes.sandbox import (
     CHUNK_BYTES,
     HOME,
@@ -29,6 +30,7 @@ from sandboxes.sandbox import (
     SandboxSpec,
     Sink,
 )
+from sandboxes.virtual import VirtualKind, VirtualSandbox
 
 __all__ = [
     "CHUNK_BYTES",
@@ -46,6 +48,7 @@ __all__ = [
     "Listing",
     "LocalKind",
     "LocalSandbox",
+    "NoSandboxKind",
     "Probe",
     "Process",
     "Sandbox",
@@ -58,6 +61,8 @@ __all__ = [
     "SandboxUnavailable",
     "Sink",
     "Unpacked",
+    "VirtualKind",
+    "VirtualSandbox",
     "file_chunks",
     "pack",
     "unpack",

@@ -269,9 +269,15 @@ def _only(group: BaseExceptionGroup[BaseException]) -> BaseException:
 
 
 class SandboxKind(ABC):
-    """Opens sandboxes of one kind on this machine."""
+    """Opens sandboxes of one kind on this machine.
+
+    `lacks` names the programs that tools need and its sandboxes do not have: such tools are not offered. A kind whose
+    `opens` is False has no sandbox at all.
+    """
 
     name: str
+    lacks: frozenset[str] = frozenset()
+    opens: bool = True
 
     @abstractmethod
     async def probe(self) -> Probe:

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.engines import missing
+pytest.register_assert_rewrite("sandboxes.conformance")
+
+from tests.engines import missing  # noqa: E402
 
 TEMPORARY = pytest.StashKey[str]()
 

@@ -1,27 +1,32 @@
 """`sandgate demo`: ten tool calls in a real sandbox, and what became of them."""
 
 from dataclasses import asdict
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import anyio
+from cyclopts import Parameter
 from rich.text import Text
 
 from gateway.cli.options import AsJson
 from gateway.cli.output import cell, console, cut_cell, duration_text, plain_table, print_json, print_table, size_text
 from gateway.cli.remote import refusals
-from gateway.demo import Report, Row, run_demo
+from gateway.demo import KINDS, Report, Row, run_demo
 
 SHORT_SESSION = 6
 
 
-def demo_command(*, json: AsJson = False) -> int:
+def demo_command(
+    *,
+    kind: Annotated[Literal["local", "virtual"] | None, Parameter(help="Run in this kind of sandbox.")] = None,
+    json: AsJson = False,
+) -> int:
     """See ten tool calls run in a real sandbox, pass hooks and come back.
 
     A gateway of its own, on a free port of this machine and over a folder that is gone afterwards. Every answer is
     checked; exit code 1 if one is not as it must be, or if anything is left behind.
     """
     with refusals():
-        report = anyio.run(run_demo, backend_options={"use_uvloop": True})
+        report = anyio.run(run_demo, (kind,) if kind else KINDS, backend_options={"use_uvloop": True})
     if json:
         print_json(_data(report))
     else:
@@ -64,14 +69,10 @@ def _show(report: Report) -> None:
 def _before(report: Report) -> list[Text]:
     lines = [cell(f"not {one.kind}: {one.reason}. {one.remedy}") for one in report.refused]
     session = report.session
-    about = {"local": "local (bubblewrap)"}.get(session.kind, session.kind)
+    about = {"local": "local (bubblewrap)", "virtual": "virtual (bashkit)"}.get(session.kind, session.kind)
     network = "no network" if session.network == "none" else f"network {session.network}"
-    lines.append(
-        cell(
-            f"sandbox {about}, {network}, {session.limits['processes']:.0f} processes, "
-            f"{size_text(int(session.limits['memory']))} of memory"
-        )
-    )
+    processes = "" if session.kind == "virtual" else f" {session.limits['processes']:.0f} processes,"
+    lines.append(cell(f"sandbox {about}, {network},{processes} {size_text(int(session.limits['memory']))} of memory"))
     if session.not_enforced:
         lines.append(cell(f"not enforced here: {', '.join(session.not_enforced)}; see `sandgate doctor`"))
     seed = report.seed

@@ -30,7 +30,7 @@ ABOUT: Final = {
     "agent": "What the agent's token may do; the operator's may do everything.",
     "agent.profiles": "opens sessions of these profiles",
     "profiles": "What a session is. A session names a profile, and may only narrow it.",
-    "profiles.kind": 'bubblewrap on this machine; or a kind of your own, "my_kinds:MyKind"',
+    "profiles.kind": 'local (bubblewrap) | virtual (bashkit: text work) | none | your own, "my_kinds:MyKind"',
     "profiles.tools": "names or globs",
     "profiles.network": "the only choice in this version",
     "profiles.permission": "auto | deny | a table [permissions.NAME]",

@@ -458,6 +458,13 @@ class CommandTool:
         return await run_command(argv, {}, ctx, default_seconds=self.timeout_seconds)
 
 
+def program_of(tool: Tool) -> str:
+    """The program that the tool is nothing without; empty where any sandbox has what it needs."""
+    if isinstance(tool, CommandTool):
+        return tool.argv[0]
+    return "python3" if isinstance(tool, Python) else ""
+
+
 def filled(argv: Sequence[str], arguments: Arguments, names: Iterable[str]) -> list[str]:
     """The template with each `{name}` replaced, once; an item that is nothing but an absent argument is left out."""
     known = re.compile("|".join(r"\{" + re.escape(name) + r"\}" for name in names) or r"(?!)")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.demo import LARGE_BYTES, descendants, first_kind, left_in, left_on_disk, left_running, write_trace
+from gateway.demo import KINDS, LARGE_BYTES, descendants, first_kind, left_in, left_on_disk, left_running, write_trace
 from gateway.errors import Unavailable
 from tests.gateway.commandline import sandgate
 from tests.gateway.test_doctor import BROKEN
@@ -35,6 +35,24 @@ def test_demo_ends_as_it_must(tmp_path: Path) -> None:
     assert (report["read_back"]["by_reference"], report["read_back"]["by_store_uri"]) == (True, True)
     assert report["collected"] == {"files": ["out/notes.md", "out/summary.json"], "verified": True}
     assert (report["left_behind"], list(tmp_path.iterdir())) == ([], [])
+
+
+def test_demo_in_a_virtual_sandbox_ends_as_it_must(tmp_path: Path) -> None:
+    """Ten rows as on local, but for the one that needs a program."""
+    done = sandgate("demo", "--kind", "virtual", "--json", TMPDIR=str(tmp_path))
+    report = json.loads(done.stdout)
+    assert [(row["tool"], row["status"]) for row in report["calls"] if not row["as_expected"]] == []
+    assert [row["tool"] for row in report["calls"]].count("python") == 0
+    assert (done.returncode, report["ok"], report["kind"], len(report["calls"])) == (0, True, "virtual", 10)
+    assert report["collected"] == {"files": ["out/notes.md", "out/summary.txt"], "verified": True}
+    assert (report["left_behind"], list(tmp_path.iterdir())) == ([], [])
+
+
+@pytest.mark.anyio
+async def test_virtual_is_the_last_kind_to_be_taken(tmp_path: Path) -> None:
+    assert KINDS[-1] == "virtual"
+    kind, refused = await first_kind(tmp_path, (BROKEN, "virtual"))
+    assert (kind, [probe.reason for probe in refused]) == ("virtual", ["it is broken"])
 
 
 @pytest.mark.needs("local")

@@ -54,6 +54,7 @@ def test_doctor_finds_that_everything_works_and_leaves_nothing(tmp_path: Path) -
         "bubblewrap",
         "user namespaces",
         "kind local",
+        "kind virtual",
         "control groups",
         "store",
         "state folder",

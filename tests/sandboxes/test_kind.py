@@ -10,8 +10,8 @@ import anyio
 import pytest
 
 from sandboxes import LocalKind, SandboxLost, SandboxSpec, SandboxUnavailable, bwrap, machine
+from sandboxes.conformance import deep_folders
 from sandboxes.errors import SandboxError
-from tests.sandboxes.conformance import deep_folders
 from tests.sandboxes.support import gone, host_processes, read, sh
 
 pytestmark = [pytest.mark.anyio, pytest.mark.needs("local")]

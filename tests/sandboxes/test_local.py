@@ -3,8 +3,8 @@
 import pytest
 
 from sandboxes import LocalKind, SandboxSpec
+from sandboxes.conformance import SandboxConformance
 from sandboxes.local import LocalSandbox
-from tests.sandboxes.conformance import SandboxConformance
 
 
 @pytest.mark.needs("local")

@@ -1,0 +1,174 @@
+"""The virtual kind: bashkit, a shell and a file system that are a library. No program, no kernel feature, no root; for
+text work. Its files are in the memory of one process for each sandbox, and gone with it."""
+
+import asyncio
+import contextlib
+import importlib.metadata
+import importlib.util
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Final
+
+import anyio
+import anyio.to_thread
+
+from sandboxes import interpreter
+from sandboxes.capture import Capture
+from sandboxes.cgroups import Counters
+from sandboxes.channel import Channel
+from sandboxes.direct import DirectSandbox
+from sandboxes.errors import SandboxError, SandboxUnavailable
+from sandboxes.sandbox import HOME, WORKSPACE, Probe, SandboxKind, SandboxSpec
+
+CANNOT: Final = (
+    "run programs (python, git, compilers, what you upload): it has its own versions of some 160 text tools, no more",
+    "send signals: a shell that kills itself exits with 128 plus the signal's number",
+    "have processes: /proc is made up, processes are not limited, and a call waits for what it started with &",
+    "keep files over 10 MB, over 100 MB or 10,000 files in all, folders deeper than about 100",
+    "use names and arguments that are not plain text: control characters, direction marks, bytes that are no UTF-8",
+    "hold back a file from a command by its mode",
+    "run one command for over 60 s, or let it print over 10 MiB",
+    "stop a tool in its middle: what is killed ends before its next step, a jq that runs away after its 60 s",
+    "keep its files when the gateway restarts, or when a command uses up the memory",
+)
+"""What the kind cannot do; `probe()` tells it as a fact."""
+NOT_ENFORCED: Final = ("cpus: each command may keep a processor busy",)
+_BASE_ENV: Final = {"HOME": HOME, "PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "SHELL": "/bin/bash", "PWD": WORKSPACE}
+_MOST_BYTES: Final = 100_000_000
+_OPEN_SECONDS: Final = 10.0
+_PROBE_SECONDS: Final = 30.0
+_PROBE_SESSION: Final = "_probe"
+_REMEDY: Final = "Install it: pip install 'sandgate[server]'."
+
+
+class VirtualSandbox(DirectSandbox):
+    """One interpreter process, and the channel to it."""
+
+    kind = "virtual"
+
+    def __init__(self, spec: SandboxSpec, link: Channel, process: "subprocess.Popen[bytes]") -> None:
+        super().__init__(spec.session_id, link, {**_BASE_ENV, **spec.env}, restored=False)
+        self._process = process
+        self._closed = asyncio.Event()
+        self._closing = False
+        small = spec.limits.workspace_size < _MOST_BYTES
+        self.not_enforced = (*NOT_ENFORCED, *(("workspace_size: 100 MB, whatever less is asked",) if small else ()))
+
+    @property
+    def pid(self) -> int:
+        """The interpreter's, on this machine."""
+        return self._process.pid
+
+    def counters(self) -> Counters:
+        return Counters()
+
+    async def aclose(self) -> None:
+        self._link.lose("the sandbox is closed")
+        if self._closing:
+            await self._closed.wait()
+            return
+        self._closing = True
+        with anyio.CancelScope(shield=True):
+            await anyio.to_thread.run_sync(self._process.wait)
+        self._closed.set()
+
+
+class VirtualKind(SandboxKind):
+    """Sandboxes by bashkit. Nothing of them is on disk: both arguments are what every kind is made with."""
+
+    name = "virtual"
+    lacks = frozenset({"python3"})
+
+    def __init__(self, state_dir: Path, *, instance: str) -> None:
+        self._open: dict[str, VirtualSandbox] = {}
+        self._probing = anyio.Lock()
+        self._probed: tuple[float, Probe] | None = None
+
+    async def probe(self) -> Probe:
+        """Open a sandbox and run a command in it; the answer is kept for half a minute."""
+        async with self._probing:
+            if self._probed is None or time.monotonic() > self._probed[0]:
+                self._probed = (time.monotonic() + _PROBE_SECONDS, await self._probe())
+            return self._probed[1]
+
+    async def _probe(self) -> Probe:
+        try:
+            sandbox = await self.open(SandboxSpec(_PROBE_SESSION))
+            try:
+                out = Capture(1000)
+                await sandbox.exec(["echo", "works"], stdout=out, stderr=out, timeout_seconds=_OPEN_SECONDS)
+            finally:
+                await self.destroy(_PROBE_SESSION)
+        except SandboxError as error:
+            return Probe(self.name, works=False, reason=error.message, remedy=error.remedy)
+        if out.text() != "works\n":
+            return Probe(self.name, works=False, reason=f"bashkit: {out.text().strip()[:200]}", remedy=_REMEDY)
+        facts = {"bashkit": importlib.metadata.version("bashkit"), "cannot": "; ".join(CANNOT)}
+        return Probe(self.name, works=True, not_enforced=NOT_ENFORCED, facts=facts)
+
+    async def open(self, spec: SandboxSpec) -> VirtualSandbox:
+        before = self._open.get(spec.session_id)
+        if before is not None and before.alive:
+            raise SandboxUnavailable(f"session {spec.session_id} has an open sandbox")
+        if before is not None:
+            await before.aclose()
+        if spec.read_only:
+            raise SandboxUnavailable("a virtual sandbox shows no paths of this machine", "Leave read_only out.")
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            process = await anyio.to_thread.run_sync(_started, theirs, spec.limits.memory)
+        try:
+            await _ready(ours)
+        except BaseException:
+            ours.close()
+            with anyio.CancelScope(shield=True):
+                await anyio.to_thread.run_sync(_ended, process)
+            raise
+        sandbox = VirtualSandbox(spec, Channel(ours, process.kill, files_lost=True), process)
+        self._open[spec.session_id] = sandbox
+        return sandbox
+
+    async def destroy(self, session_id: str) -> None:
+        """End the session's sandbox, and its files with it."""
+        sandbox = self._open.pop(session_id, None)
+        if sandbox is not None:
+            await sandbox.aclose()
+
+    async def aclose(self) -> None:
+        for session_id in tuple(self._open):
+            await self.destroy(session_id)
+
+
+def _started(channel: socket.socket, memory: int) -> "subprocess.Popen[bytes]":
+    """An interpreter with an empty environment, no input and no output but the channel."""
+    package = importlib.util.find_spec("bashkit")
+    if package is None or package.origin is None:
+        raise SandboxUnavailable("bashkit is not installed", _REMEDY)
+    number, packages = str(channel.fileno()), str(Path(package.origin).parent.parent)
+    return subprocess.Popen(
+        [sys.executable, "-I", "-S", "-B", interpreter.__file__, number, packages, str(memory)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        pass_fds=(channel.fileno(),),
+        env={},
+        start_new_session=True,
+    )
+
+
+async def _ready(ours: socket.socket) -> None:
+    ours.setblocking(False)
+    with anyio.move_on_after(_OPEN_SECONDS):
+        await anyio.wait_readable(ours)
+    with contextlib.suppress(OSError):
+        if ours.recv(64) == interpreter.READY:
+            return
+    raise SandboxUnavailable("the interpreter did not start", _REMEDY)
+
+
+def _ended(process: "subprocess.Popen[bytes]") -> None:
+    process.kill()
+    process.wait()
