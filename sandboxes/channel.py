@@ -47,12 +47,14 @@ class Ended:
 
 
 class Channel:
-    """The channel of one sandbox. `end` kills the sandbox at once; it is called when its answers stop making sense."""
+    """The channel of one sandbox. `end` kills the sandbox at once; it is called when its answers stop making sense.
+    `files_lost` says that its workspace goes with it."""
 
-    def __init__(self, sock: socket.socket, end: Callable[[], None]) -> None:
+    def __init__(self, sock: socket.socket, end: Callable[[], None], *, files_lost: bool = False) -> None:
         sock.setblocking(False)
         self._socket = sock
         self._end = end
+        self._files_lost = files_lost
         self._calls: set[Call] = set()
         self._loop = asyncio.get_running_loop()
         self.lost: SandboxLost | None = None
@@ -86,7 +88,7 @@ class Channel:
         """End the sandbox and every call in it."""
         if self.lost is not None:
             return
-        self.lost = SandboxLost(reason)
+        self.lost = SandboxLost(reason, files_lost=self._files_lost)
         self._end()
         self.close()
         for call in tuple(self._calls):
