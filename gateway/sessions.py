@@ -101,7 +101,6 @@ class Session:
         self._lock = anyio.Lock()
         self._sandbox: Sandbox | None = None
         self._created: list[SandboxHook] = []
-        self._opened_before = False
 
     @property
     def id(self) -> str:
@@ -185,12 +184,10 @@ class Session:
                 self.places.give_back()
                 raise
             await self._create(self._sandbox)
-            self._opened_before = True
             return self._sandbox
 
     async def _create(self, sandbox: Sandbox) -> None:
-        restored = sandbox.restored or self._opened_before
-        ctx = SandboxContext(sandbox, self.id, restored, self.request.labels)
+        ctx = SandboxContext(sandbox, self.id, sandbox.restored, self.request.labels)
         self._created.clear()
         try:
             for hook in self.sandbox_hooks:

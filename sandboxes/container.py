@@ -15,6 +15,8 @@ from sandboxes.seccomp import seccomp_profile
 
 Storage = Literal["memory", "disk"]
 """Where a workspace lies: a tmpfs that is lost with its container, or named volumes that stay."""
+DEFAULT_IMAGE: Final = "sandgate/sandbox"
+BASE_IMAGE: Final = "debian:bookworm-slim"
 RUN: Final = "/run/sandgate"
 USER: Final = 1000
 INSTANCE_LABEL: Final = "sandgate.instance"

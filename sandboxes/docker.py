@@ -30,6 +30,7 @@ from sandboxes.bwrap import check_read_only
 from sandboxes.cgroups import Counters, Group, group_of
 from sandboxes.channel import Channel
 from sandboxes.container import (
+    DEFAULT_IMAGE,
     INSTANCE_LABEL,
     PREPARES_LABEL,
     SESSION_LABEL,
@@ -48,8 +49,6 @@ from sandboxes.meeting import Meeting, Peer
 from sandboxes.sandbox import Limits, Probe, SandboxKind, SandboxSpec
 from sandboxes.workspaces import check_session_id
 
-DEFAULT_IMAGE: Final = "sandgate/sandbox"
-BASE_IMAGE: Final = "debian:bookworm-slim"
 _LEAST_API: Final = "1.41"
 _HARDENED_ENGINE: Final = (29, 5, 1)
 _ENGINE_SECONDS: Final = 20
@@ -263,7 +262,7 @@ def _gaps(about: Mapping[str, Any], marks: list[str]) -> Iterator[str]:
         yield "seccomp: the engine has none"
     version = str(about.get("ServerVersion"))
     if engine_version(version) < _HARDENED_ENGINE:
-        yield f"engine: {version} has known holes, 29.5.1 has not"
+        yield f"engine: {version} has known holes (mended in 29.5.1)"
     if not {"name=userns", "name=rootless"} & set(marks):
         yield "user namespaces: the engine does not remap users"
     if not {"name=apparmor", "name=selinux"} & set(marks):

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import anyio
 
+from gateway.cli.images import dockerfile
 from sandboxes import LocalKind, SandboxError
-from sandboxes.docker import BASE_IMAGE, DEFAULT_IMAGE, DockerKind, Engine, build_image
-
-DOCKERFILE = Path(__file__).parents[1] / "docker" / "sandbox.Dockerfile"
+from sandboxes.container import BASE_IMAGE, DEFAULT_IMAGE
+from sandboxes.docker import DockerKind, Engine, build_image
 
 
 @functools.cache
@@ -49,7 +49,7 @@ async def _docker() -> str | None:
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 images = await engine.ask(lambda api: [tag for one in api.images() for tag in one["RepoTags"] or ()])
                 if f"{DEFAULT_IMAGE}:latest" not in images and BASE_IMAGE in images:
-                    list(build_image(DOCKERFILE.read_bytes()))
+                    list(build_image(dockerfile()))
             probe = await DockerKind(engine).probe()
         except SandboxError as error:
             return error.message

@@ -17,8 +17,15 @@ import anyio
 import pytest
 
 from sandboxes import CommandRefused, Exit, Limits, Sandbox, SandboxLost, SandboxSpec, SandboxUnavailable
-from sandboxes.container import INSTANCE_LABEL, Container, container_name, preparing_options
-from sandboxes.docker import BASE_IMAGE, DEFAULT_IMAGE, DockerKind, DockerSandbox, Engine, engine_version
+from sandboxes.container import (
+    BASE_IMAGE,
+    DEFAULT_IMAGE,
+    INSTANCE_LABEL,
+    Container,
+    container_name,
+    preparing_options,
+)
+from sandboxes.docker import DockerKind, DockerSandbox, Engine, engine_version
 from tests.sandboxes.conformance import SandboxConformance
 from tests.sandboxes.support import host_processes, open_descriptors, python, read, run, sh
 
