@@ -27,6 +27,7 @@ BASE_ENV: Final[Mapping[str, str]] = {"PATH": "/usr/local/bin:/usr/bin:/bin", "L
 PYTHON: Final = ("python3", "-I", "-S", "-B")
 _SCRATCH_BYTES: Final = 64 << 20
 _PAGE: Final = 4096
+_PERIOD_US: Final = 100_000
 _LEAST_INODES: Final = 1024
 _HAND_OVER: Final = f"import os; [(os.chown(p, {USER}, {USER}), os.chmod(p, 0o755)) for p in ({WORKSPACE!r}, {HOME!r})]"
 
@@ -117,6 +118,8 @@ def _fences(limits: Limits, largest_file: int) -> dict[str, Any]:
         "AutoRemove": False,  # the engine forgets to after its own restart
         "CapDrop": ["ALL"],
         "CgroupnsMode": "private",
+        "CpuPeriod": _PERIOD_US,
+        "CpuQuota": round(limits.cpus * _PERIOD_US),  # NanoCpus is refused where the machine has fewer
         "Dns": ["127.0.0.1"],  # nobody; an empty list shows the host's resolver
         "DnsSearch": ["."],
         "Init": False,
@@ -124,7 +127,6 @@ def _fences(limits: Limits, largest_file: int) -> dict[str, Any]:
         "LogConfig": {"Type": "none"},
         "Memory": limits.memory,
         "MemorySwap": limits.memory,
-        "NanoCpus": int(limits.cpus * 1e9),
         "NetworkMode": "none",
         "PidsLimit": limits.processes + RUNNER_PROCESSES,
         "Privileged": False,

@@ -8,6 +8,7 @@ import contextlib
 import io
 import logging
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -58,7 +59,6 @@ _LOOK_SECONDS: Final = 0.5
 _PREPARE_SECONDS: Final = 15
 _REMOVE_SECONDS: Final = 5.0
 _PROBE_SECONDS: Final = 30.0
-_PROBE_SESSION: Final = "_probe"
 _THREADS: Final = 8
 _NO_PYTHON: Final = ("executable file not found", "no such file or directory")
 _NOT_YET: Final = "use another image or engine: a slower way, by the engine's own exec, is not there yet"
@@ -280,7 +280,9 @@ class DockerSandbox(DirectSandbox):
 
     kind = "docker"
 
-    def __init__(self, spec: SandboxSpec, link: Channel, parts: "_Parts", env: Mapping[str, str], *, restored: bool):
+    def __init__(
+        self, spec: SandboxSpec, link: Channel, parts: "_Parts", env: Mapping[str, str], *, restored: bool
+    ) -> None:
         super().__init__(spec.session_id, link, {**env, **spec.env}, restored=restored)
         self._parts = parts
         self._closing = False
@@ -383,11 +385,12 @@ class DockerKind(SandboxKind):
         return Probe(self.name, works=True, not_enforced=self._not_enforced(host), facts=facts)
 
     async def _try(self) -> None:
+        session_id = f"probe-{secrets.token_hex(8)}"  # another kind may try at the same time over the same engine
         try:
-            sandbox = await self.open(SandboxSpec(_PROBE_SESSION))
+            sandbox = await self.open(SandboxSpec(session_id))
             await sandbox.aclose()
         finally:
-            await self.destroy(_PROBE_SESSION)
+            await self.destroy(session_id)
         self._tried = True
 
     def _not_enforced(self, host: Host) -> tuple[str, ...]:

@@ -45,7 +45,7 @@ async def _docker() -> str | None:
         engine = Engine(Path(folder), instance=f"probe-{secrets.token_hex(4)}")
         try:
             await engine.host()
-            with Path(tempfile.gettempdir(), "sandgate-tests-image.lock").open("w") as lock:
+            with Path(tempfile.gettempdir(), f"sandgate-tests-image-{os.geteuid()}.lock").open("w") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 images = await engine.ask(lambda api: [tag for one in api.images() for tag in one["RepoTags"] or ()])
                 if f"{DEFAULT_IMAGE}:latest" not in images and BASE_IMAGE in images:

@@ -30,6 +30,8 @@ def test_options_are_the_hardened_set() -> None:
         "CapAdd": [],
         "CapDrop": ["ALL"],
         "CgroupnsMode": "private",
+        "CpuPeriod": 100_000,
+        "CpuQuota": 50_000,
         "Dns": ["127.0.0.1"],
         "DnsSearch": ["."],
         "Init": False,
@@ -46,7 +48,6 @@ def test_options_are_the_hardened_set() -> None:
                 "BindOptions": {"Propagation": "rprivate"},
             }
         ],
-        "NanoCpus": 500_000_000,
         "NetworkMode": "none",
         "PidsLimit": 136,
         "Privileged": False,

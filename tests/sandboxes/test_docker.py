@@ -460,6 +460,30 @@ def test_versions_are_numbers() -> None:
 # --- life and death
 
 
+async def test_kinds_over_one_engine_do_not_disturb_each_other(engine: Engine) -> None:
+    kinds = [DockerKind(engine), DockerKind(engine, storage="disk")]
+    found = []
+
+    async def probe(kind: DockerKind) -> None:
+        found.append((await kind.probe()).works)
+
+    async with anyio.create_task_group() as tasks:
+        for kind in kinds:
+            tasks.start_soon(probe, kind)
+    assert found == [True, True]
+    first = await kinds[0].open(SandboxSpec("one"))
+    await kinds[1].open(SandboxSpec("two"))
+    await kinds[1].destroy("two")
+    await kinds[1].aclose()
+    assert (await sh(first, "echo on")).text == "on\n"
+    await kinds[0].aclose()
+
+
+async def test_more_processors_than_the_machine_has_are_no_error(kind: DockerKind) -> None:
+    sandbox = await kind.open(SandboxSpec("s", limits=Limits(cpus=1000)))
+    assert (await sh(sandbox, "echo on")).text == "on\n"
+
+
 async def test_closed_and_reopened_in_memory_is_empty(kind: DockerKind) -> None:
     first = await kind.open(SandboxSpec("s"))
     await first.write("file", b"x")
