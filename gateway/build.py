@@ -6,7 +6,7 @@ import os
 import re
 import secrets
 import sys
-from collections.abc import AsyncIterable, AsyncIterator, Mapping
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +34,7 @@ from gateway.tools.tool import Tool
 from gateway.workspace_hooks.collect import CollectWorkspace
 from gateway.workspace_hooks.seed import FromHost, Inline, SeedWorkspace
 from sandboxes import Limits, LocalKind, NoSandboxKind, SandboxHook, SandboxKind, SandboxSpec, VirtualKind
+from sandboxes.container import DEFAULT_IMAGE
 from stores import (
     AlwaysOffload,
     NeverOffload,
@@ -138,7 +139,7 @@ class ConfiguredProfiles(Profiles):
             policies.append(session_policy(request.permission))
         if request.network == "open":
             raise Unprocessable("network: 'open' is wider than the profile's 'none'")
-        kind = self._kinds[profile.kind]
+        kind = self._kinds[kind_key(profile)]
         if not kind.opens and (request.seed or request.collect):
             raise Unprocessable(
                 f"{'seed' if request.seed else 'collect'}: the profile {request.profile!r} has no sandbox",
@@ -287,7 +288,7 @@ async def built_gateway(settings: Settings, folder: Path, state: State) -> Async
     """A running Gateway over a locked state folder; `folder` is where relative paths and strangers' modules are."""
     refuse_shadowed_packages()
     check_configuration(settings, folder)
-    kinds = build_kinds(settings, folder, state)
+    kinds = build_kinds(settings.profiles.values(), folder, state)
     toolbox = build_toolbox(settings, folder)
     results = ResultStore(build_store(settings, folder, state))
     rules = Rules([Rule(one.tools, build_policy(one)) for one in settings.offload.rules], toolbox.names)
@@ -337,12 +338,27 @@ def build_toolbox(settings: Settings, folder: Path) -> Toolbox:
     return Toolbox([*SANDBOX_TOOLS, *RESULT_TOOLS, *(build_tool(one, folder) for one in settings.tools)])
 
 
-def build_kinds(settings: Settings, folder: Path, state: State) -> dict[str, SandboxKind]:
-    """One kind object for each kind that a profile names."""
-    return {name: build_kind(name, folder, state) for name in sorted({one.kind for one in settings.profiles.values()})}
+def kind_key(profile: Profile) -> str:
+    """What tells kind objects apart: profiles with the same share one."""
+    if profile.kind != "docker":
+        return profile.kind
+    return f"docker {profile.image or DEFAULT_IMAGE} {profile.workspace or 'memory'}"
 
 
-def build_kind(name: str, folder: Path, state: State) -> SandboxKind:
+def build_kinds(profiles: Iterable[Profile], folder: Path, state: State) -> dict[str, SandboxKind]:
+    """One kind object for each that the profiles tell apart, by its key."""
+    wanted = {kind_key(one): one for one in profiles}
+    docker = {key: one for key, one in wanted.items() if one.kind == "docker"}
+    others = {key: _kind(one.kind, folder, state) for key, one in wanted.items() if key not in docker}
+    return {**others, **(_docker_kinds(docker, state) if docker else {})}
+
+
+def build_kind(profile: Profile, folder: Path, state: State) -> SandboxKind:
+    [kind] = build_kinds([profile], folder, state).values()
+    return kind
+
+
+def _kind(name: str, folder: Path, state: State) -> SandboxKind:
     match name:
         case "local":
             return LocalKind(state.folder, instance=state.instance)
@@ -354,6 +370,17 @@ def build_kind(name: str, folder: Path, state: State) -> SandboxKind:
     if not isinstance(kind, SandboxKind):
         raise SettingsError(f"{name}: not a SandboxKind", "Derive it from sandboxes.SandboxKind.")
     return kind
+
+
+def _docker_kinds(profiles: Mapping[str, Profile], state: State) -> dict[str, SandboxKind]:
+    """All over one engine, which removes once what an earlier life of this gateway left."""
+    from sandboxes.docker import DockerKind, Engine  # here, since only who uses it should wait for the SDK's imports
+
+    engine = Engine(state.folder, instance=state.instance)
+    return {
+        key: DockerKind(engine, image=one.image or DEFAULT_IMAGE, storage=one.workspace or "memory")
+        for key, one in profiles.items()
+    }
 
 
 def build_store(settings: Settings, folder: Path, state: State) -> Store:

@@ -21,11 +21,11 @@ from gateway.errors import SandgateError, Unavailable
 from gateway.hooks.hook import Before, Continue, Hook, HookContext, Skip
 from gateway.models import CloseReport, Reference, SessionRecord, Status, ToolCall, ToolResult
 from gateway.principals import Tokens
-from gateway.settings import Settings
+from gateway.settings import Profile, Settings
 from gateway.transports.http.serving import listen, serving
 from sandboxes import Probe
 
-KINDS: Final = ("local", "virtual")
+KINDS: Final = ("local", "docker", "virtual")
 """The first that works is taken."""
 SEED_NAME: Final = "trace.log"
 SEED_SOURCE: Final = "what this Python did to document its own argparse, line by line"
@@ -164,6 +164,8 @@ async def run_demo(kinds: Sequence[str] = KINDS) -> Report:
         finally:
             state.release()
         left = [*left_in(state.folder), *left_running(processes), *left_groups(state.instance)]
+        if kind == "docker":
+            left += await left_in_engine(state)
     left += left_on_disk(place)
     return replace(report, left_behind=tuple(left), seconds=round(time.perf_counter() - started, 3))
 
@@ -184,7 +186,7 @@ async def first_kind(folder: Path, names: Sequence[str] = KINDS) -> tuple[str, t
 async def _probe(name: str, folder: Path) -> Probe:
     state = open_state(folder)
     try:
-        kind = build_kind(name, folder, state)
+        kind = build_kind(Profile(kind=name), folder, state)
         try:
             return await kind.probe()
         finally:
@@ -416,10 +418,21 @@ def left_running(before: Collection[Running]) -> Iterator[str]:
 
 
 def left_in(state: Path) -> Iterator[str]:
-    """Workspaces, and output that was on its way."""
-    for folder in ("workspaces", "spool"):
+    """Workspaces, channels, and output that was on its way."""
+    for folder in ("workspaces", "channels", "spool"):
         if (state / folder).exists():
             yield from (f"{folder}: {one.name}" for one in (state / folder).iterdir())
+
+
+async def left_in_engine(state: State) -> list[str]:
+    """Containers and volumes that carry the gateway's name."""
+    from sandboxes.docker import Engine  # as in build.py
+
+    engine = Engine(state.folder, instance=state.instance)
+    try:
+        return await engine.left()
+    finally:
+        await engine.aclose()
 
 
 def left_on_disk(folder: Path) -> Iterator[str]:

@@ -18,9 +18,9 @@ from typing import Final, Literal
 
 import anyio.to_thread
 
-from gateway.build import State, build_kind, build_store, check_configuration, refuse_shadowed_packages
+from gateway.build import State, build_kind, build_store, check_configuration, kind_key, refuse_shadowed_packages
 from gateway.errors import SandgateError
-from gateway.settings import Settings
+from gateway.settings import Profile, Settings
 from gateway.transports.http.serving import listen
 from sandboxes import Probe
 from sandboxes import bwrap as bubblewrap
@@ -28,7 +28,7 @@ from sandboxes.errors import SandboxError
 from sandboxes.machine import remedy_for
 
 Verdict = Literal["ok", "weak", "broken"]
-KNOWN_KINDS: Final = ("local", "virtual")
+KNOWN_KINDS: Final = ("local", "docker", "virtual")
 """Kinds that are looked at whether or not a profile names them."""
 _PROGRAM_SECONDS: Final = 10.0
 _CGROUP_REMEDY: Final = (
@@ -40,6 +40,11 @@ _GAP_REMEDIES: Final = {
     "memory": "control groups; see there",
     "cpus": "control groups; see there",
     "processes": "control groups (see there), or a kernel of 5.14 or newer",
+    "swap": "boot the engine's machine with swapaccount=1",
+    "seccomp": "use an engine that is built with seccomp",
+    "engine": "install Docker 29.5.1 or newer",
+    "user namespaces": "set userns-remap for the engine, or run it rootless",
+    "mandatory access control": "use a kernel with AppArmor or SELinux for the engine",
     "workspace_size": "give the state folder a file system of its own, or keep an eye on its free space",
 }
 
@@ -72,10 +77,11 @@ async def examine(settings: Settings, folder: Path, state_dir: Path) -> list[Che
         _configuration(settings, folder),
         *await anyio.to_thread.run_sync(_bubblewrap),
     ]
-    needed = {profile.kind for profile in settings.profiles.values()}
+    needed = {kind_key(profile): profile for profile in settings.profiles.values()}
+    known = {kind_key(profile): profile for profile in (Profile(kind=name) for name in KNOWN_KINDS)}
     with scratch_state(state_dir) as scratch:
-        for name in sorted({*KNOWN_KINDS, *needed}):
-            checks += [*await _kind(name, folder, scratch, needed=name in needed)]
+        for key, profile in ({**known, **needed}).items():
+            checks += [*await _kind(profile, folder, scratch, needed=key in needed)]
         checks += [*await _store(settings, folder, scratch)]
     return [*checks, _state(state_dir, running=running), _port(settings, running=running)]
 
@@ -84,15 +90,15 @@ async def probe_kinds(names: Sequence[str]) -> list[Probe]:
     """Try sandbox kinds of our own for real, over a folder that is gone afterwards."""
     with tempfile.TemporaryDirectory(prefix="sandgate-") as folder:
         state = _scratch(Path(folder))
-        return [await probe_kind(name, Path(), state) for name in names]
+        return [await probe_kind(Profile(kind=name), Path(), state) for name in names]
 
 
-async def probe_kind(name: str, folder: Path, state: State) -> Probe:
-    """Try one kind; one that cannot even be made does not work."""
+async def probe_kind(profile: Profile, folder: Path, state: State) -> Probe:
+    """Try a profile's kind; one that cannot even be made does not work."""
     try:
-        kind = build_kind(name, folder, state)
+        kind = build_kind(profile, folder, state)
     except SandgateError as error:
-        return Probe(name, works=False, reason=error.message, remedy=error.remedy)
+        return Probe(profile.kind, works=False, reason=error.message, remedy=error.remedy)
     try:
         return await kind.probe()
     finally:
@@ -195,12 +201,16 @@ def _first_line(command: list[str]) -> str:
     return next(iter(done.stdout.decode(errors="replace").splitlines()), f"ended with code {done.returncode}")
 
 
-async def _kind(name: str, folder: Path, state: State, *, needed: bool) -> Iterable[Check]:
-    probe = await probe_kind(name, folder, state)
-    label = f"kind {name}"
+async def _kind(profile: Profile, folder: Path, state: State, *, needed: bool) -> Iterable[Check]:
+    probe = await probe_kind(profile, folder, state)
+    label = f"kind {kind_key(profile)}" if needed else f"kind {profile.kind}"
     if not probe.works:
         return [Check(label, "broken", probe.reason, probe.remedy, needed)]
-    detail = "a sandbox was opened and removed" if name != "none" else "functions and hooks only; there is no sandbox"
+    detail = (
+        "a sandbox was opened and removed"
+        if profile.kind != "none"
+        else "functions and hooks only; there is no sandbox"
+    )
     checks = [Check(label, "ok", detail, needed=needed)]
     if groups := probe.facts.get("control groups"):
         checks.append(_cgroups(groups))

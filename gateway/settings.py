@@ -43,7 +43,7 @@ OUTSIDE_VARIABLES: Final = frozenset(
     }
 )
 """Read elsewhere: the client's two, and those that say where everything is."""
-KINDS: Final = ("local", "virtual", "none")
+KINDS: Final = ("local", "docker", "virtual", "none")
 CONFIG_NAME: Final = "sandgate.toml"
 FILE_ARGUMENT: Final = "toml_file"
 """How the file gets to the sources: as an argument that is none of the settings."""
@@ -54,7 +54,7 @@ Count = Annotated[int, Field(gt=0)]
 
 def _not_yet(network: Network) -> Network:
     if network == "open":
-        raise ValueError("'open' needs a Docker sandbox, which this version does not have; use 'none'")
+        raise ValueError("'open' is not supported yet; use 'none'")
     return network
 
 
@@ -132,6 +132,8 @@ class Profile(Wire):
     """One kind of session that the operator offers; a session may only narrow it."""
 
     kind: Annotated[str, AfterValidator(_known_kind)] = "local"
+    image: Annotated[str, Field(min_length=1)] | None = None
+    workspace: Literal["memory", "disk"] | None = None
     tools: tuple[str, ...] = ("*",)
     network: Annotated[Network, BeforeValidator(_list_of_hosts), AfterValidator(_not_yet)] = "none"
     permission: str = "auto"
@@ -147,7 +149,10 @@ class Profile(Wire):
     limits: ProfileLimits = ProfileLimits()
 
     @model_validator(mode="after")
-    def _sandbox_for_files(self) -> Self:
+    def _kind_fits(self) -> Self:
+        for name, value in (("image", self.image), ("workspace", self.workspace)):
+            if value is not None and self.kind != "docker":
+                raise ValueError(f"{name!r} needs kind = 'docker'")
         if self.kind == "none" and (self.seed or self.collect):
             raise ValueError("kind 'none' has no workspace to seed, or to collect from")
         return self

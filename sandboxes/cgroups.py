@@ -60,11 +60,15 @@ class Group:
             return -1
         return next((int(line.split()[1]) for line in lines if line.split()[:1] == [word]), -1)
 
-    def remove(self) -> None:
-        """Remove the groups; the kernel may need a moment after the last process is gone."""
+    def close(self) -> None:
+        """Read no more."""
         for fd in self._open.values():
             os.close(fd)
         self._open.clear()
+
+    def remove(self) -> None:
+        """Remove the groups; the kernel may need a moment after the last process is gone."""
+        self.close()
         for folder in set(self._folders.values()):
             _remove(folder)
 
@@ -183,6 +187,18 @@ def find_groups(instance: str, proc: Path = Path("/proc/self")) -> Groups:
         enabled = _enable(parent)
         return Groups(dict.fromkeys(enabled, parent), 2)
     return Groups({}, 1)
+
+
+def group_of(pid: int, proc: Path = Path("/proc")) -> Group:
+    """The groups that a process is in, to be read; empty where they cannot be seen from here."""
+    try:
+        mounts, own = _mounts(proc / "self"), _own_groups(proc / str(pid))
+    except OSError:
+        return Group({}, 1)
+    version = 1 if "memory" in mounts else 2
+    keys = {name: name if version == 1 else "" for name in CONTROLLERS}
+    found = {name: _below(mounts.get(key), own.get(key)) for name, key in keys.items()}
+    return Group({name: folder for name, folder in found.items() if folder is not None}, version)
 
 
 def _mounts(proc: Path) -> dict[str, tuple[Path, str]]:

@@ -965,7 +965,17 @@ def apply(settings: bytes) -> None:
         resource.setrlimit(LIMITS[name], (limit, limit))
 
 
-def main(channel_fd: int) -> None:
+def connect(channel: str) -> _socket.socket:
+    """The channel by its number, inherited; or by the path of the socket where the gateway waits."""
+    if channel.isdigit():
+        os.set_inheritable(int(channel), False)
+        return _socket.socket(-1, -1, -1, int(channel))
+    sock = _socket.socket(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
+    sock.connect(channel)
+    return sock
+
+
+def main(where: str) -> None:
     prctl(PR_SET_DUMPABLE, 0)
     for number in IGNORED:
         try:
@@ -974,12 +984,11 @@ def main(channel_fd: int) -> None:
             continue
     os.umask(0o022)
     os.chdir("/")
-    channel = _socket.socket(-1, -1, -1, channel_fd)
-    os.set_inheritable(channel_fd, False)
+    channel = connect(where)
     apply(channel.recv(4096))
     runner = Runner(channel)
     nothing = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
-    for number in (0, 1, 2):  # standard error led to the launcher until here
+    for number in (0, 1, 2):  # standard error led to whoever started us until here
         os.dup2(nothing, number)
     os.close(nothing)
     gc.collect()
@@ -991,4 +1000,4 @@ def main(channel_fd: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(sys.argv[1])

@@ -1,4 +1,5 @@
-"""The system calls that no program in a sandbox gets, as a classic BPF program for `bwrap --seccomp`.
+"""The system calls that no program in a sandbox gets: a classic BPF program for `bwrap --seccomp`, and a profile in the
+engines' JSON for Docker.
 
 Default is allow: the namespaces and the missing capabilities are the fence. This list takes away what reaches kernel
 code or other processes in spite of them.
@@ -7,8 +8,9 @@ code or other processes in spite of them.
 import errno
 import platform
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from sandboxes.errors import SandboxUnavailable
 
@@ -19,6 +21,7 @@ _X32_BIT = 0x40000000
 _NEW_NAMESPACES = 0x7E020000
 _TERMINAL_PUSH_BACK = (0x5412, 0x541C)  # TIOCSTI, TIOCLINUX
 _SOCKET_FAMILIES = (1, 2, 10)  # UNIX, INET, INET6
+_LOW_BITS: Final = 0xFFFFFFFF
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +34,12 @@ class Machine:
     socket: int
     clone: int
     ioctl: int
-    refused: tuple[int, ...]
+    names: Mapping[str, int]
+    engine_name: str
+
+    @property
+    def refused(self) -> tuple[int, ...]:
+        return tuple(self.names.values())
 
 
 _COMMON: Final = {  # added after the tables were unified: the same number everywhere
@@ -148,8 +156,8 @@ _AARCH64: Final = {
     "kexec_file_load": 294,
 }
 MACHINES: Final = {
-    "x86_64": Machine(0xC000003E, True, 302, 41, 56, 16, (*_X86_64.values(), *_COMMON.values())),
-    "aarch64": Machine(0xC00000B7, False, 261, 198, 220, 29, (*_AARCH64.values(), *_COMMON.values())),
+    "x86_64": Machine(0xC000003E, True, 302, 41, 56, 16, {**_X86_64, **_COMMON}, "SCMP_ARCH_X86_64"),
+    "aarch64": Machine(0xC00000B7, False, 261, 198, 220, 29, {**_AARCH64, **_COMMON}, "SCMP_ARCH_AARCH64"),
 }
 
 
@@ -162,6 +170,44 @@ def seccomp_filter(machine: str | None = None) -> bytes:
         raise SandboxUnavailable(
             f"no system call filter for {name}", 'use x86_64 or aarch64, or kind = "docker"'
         ) from None
+
+
+def seccomp_profile() -> dict[str, Any]:
+    """Return the same policy for an engine, which compiles it for its own machine: `docker/seccomp.json`.
+
+    A call of an architecture that is not listed (32 bits, x32) ends its process.
+    """
+    names = sorted({name for machine in MACHINES.values() for name in machine.names})
+    families = [
+        _rule("SCMP_CMP_EQ", family) for family in range(max(_SOCKET_FAMILIES)) if family not in _SOCKET_FAMILIES
+    ]
+    namespaces = [1 << bit for bit in range(32) if _NEW_NAMESPACES >> bit & 1]
+    return {
+        "defaultAction": "SCMP_ACT_ALLOW",
+        "architectures": [machine.engine_name for machine in MACHINES.values()],
+        "syscalls": [
+            _refused(names, errno.EPERM),
+            _refused(["clone3"], errno.ENOSYS),  # its flags lie in memory, which a filter cannot read
+            *(_refused(["clone"], errno.EPERM, _rule("SCMP_CMP_MASKED_EQ", bit, bit)) for bit in namespaces),
+            *(
+                _refused(["ioctl"], errno.EPERM, _rule("SCMP_CMP_MASKED_EQ", _LOW_BITS, number, index=1))
+                for number in _TERMINAL_PUSH_BACK
+            ),
+            *(
+                _refused(["socket"], errno.EAFNOSUPPORT, rule)
+                for rule in (*families, _rule("SCMP_CMP_GT", max(_SOCKET_FAMILIES)))
+            ),
+            _refused(["prlimit64"], errno.EPERM, _rule("SCMP_CMP_NE", 0)),
+        ],
+    }
+
+
+def _refused(names: list[str], number: int, *rules: dict[str, Any]) -> dict[str, Any]:
+    return {"names": names, "action": "SCMP_ACT_ERRNO", "errnoRet": number, "args": list(rules)}
+
+
+def _rule(compare: str, value: int, value_two: int = 0, *, index: int = 0) -> dict[str, Any]:
+    return {"index": index, "value": value, "valueTwo": value_two, "op": compare}
 
 
 def _program(machine: Machine) -> list[bytes]:

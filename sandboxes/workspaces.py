@@ -59,8 +59,7 @@ class Workspaces:
         raise SandboxError(f"the workspace of session {session_id} could not be removed", f"look at {top}")
 
     def _place(self, session_id: str) -> Path:
-        if not _SESSION_ID.fullmatch(session_id):
-            raise ValueError(f"not a session id: {session_id!r}")
+        check_session_id(session_id)
         return self._root / session_id
 
     def _uid(self, session_id: str, top: Path) -> int:
@@ -88,6 +87,12 @@ class Workspaces:
                 yield folder.lstat().st_uid
             except FileNotFoundError:
                 continue
+
+
+def check_session_id(session_id: str) -> None:
+    """Raise ValueError for what must not become a name on this machine."""
+    if not _SESSION_ID.fullmatch(session_id):
+        raise ValueError(f"not a session id: {session_id!r}")
 
 
 def _make(folder: Path, uid: int) -> None:

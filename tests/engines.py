@@ -1,14 +1,19 @@
 """Which engines work here, and why not: `local`, `docker`, `s3`, `browser`."""
 
+import fcntl
 import functools
 import os
+import secrets
 import shutil
 import tempfile
 from pathlib import Path
 
 import anyio
 
-from sandboxes import LocalKind
+from gateway.cli.images import dockerfile
+from sandboxes import LocalKind, SandboxError
+from sandboxes.container import BASE_IMAGE, DEFAULT_IMAGE
+from sandboxes.docker import DockerKind, Engine, build_image
 
 
 @functools.cache
@@ -17,6 +22,8 @@ def missing(engine: str) -> str | None:
     match engine:
         case "local":
             return anyio.run(_local)
+        case "docker":
+            return anyio.run(_docker)
         case "root":
             return None if os.geteuid() == 0 else "needs root"
         case "browser":
@@ -29,4 +36,23 @@ async def _local() -> str | None:
         kind = LocalKind(Path(folder), instance="probe")
         probe = await kind.probe()
         await kind.aclose()
+    return None if probe.works else probe.reason
+
+
+async def _docker() -> str | None:
+    """The engine answers, and has our image: built here, once, where its base is there."""
+    with tempfile.TemporaryDirectory() as folder:
+        engine = Engine(Path(folder), instance=f"probe-{secrets.token_hex(4)}")
+        try:
+            await engine.host()
+            with Path(tempfile.gettempdir(), f"sandgate-tests-image-{os.geteuid()}.lock").open("w") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                images = await engine.ask(lambda api: [tag for one in api.images() for tag in one["RepoTags"] or ()])
+                if f"{DEFAULT_IMAGE}:latest" not in images and BASE_IMAGE in images:
+                    list(build_image(dockerfile()))
+            probe = await DockerKind(engine).probe()
+        except SandboxError as error:
+            return error.message
+        finally:
+            await engine.aclose()
     return None if probe.works else probe.reason

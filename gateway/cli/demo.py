@@ -69,7 +69,11 @@ def _show(report: Report) -> None:
 def _before(report: Report) -> list[Text]:
     lines = [cell(f"not {one.kind}: {one.reason}. {one.remedy}") for one in report.refused]
     session = report.session
-    about = {"local": "local (bubblewrap)", "virtual": "virtual (bashkit)"}.get(session.kind, session.kind)
+    about = {
+        "local": "local (bubblewrap)",
+        "docker": "docker (the engine of this machine)",
+        "virtual": "virtual (bashkit)",
+    }.get(session.kind, session.kind)
     network = "no network" if session.network == "none" else f"network {session.network}"
     processes = "" if session.kind == "virtual" else f" {session.limits['processes']:.0f} processes,"
     lines.append(cell(f"sandbox {about}, {network},{processes} {size_text(int(session.limits['memory']))} of memory"))
@@ -108,7 +112,7 @@ def _after(report: Report) -> list[Text]:
     lines.append(
         cell(f"LEFT BEHIND: {'; '.join(report.left_behind)}", "bold red")
         if report.left_behind
-        else cell("session closed; nothing left behind: no process, workspace, control group or file")
+        else cell("session closed; nothing left behind: no process, container, workspace, control group or file")
     )
     lines.append(cell(f"{'all as it should be' if report.ok else 'NOT as it should be'}, in {report.seconds:.1f} s"))
     return lines

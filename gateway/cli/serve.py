@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import anyio
 from cyclopts import Parameter
 
-from gateway.build import built_gateway, open_state, tokens_of, with_port
+from gateway.build import built_gateway, kind_key, open_state, tokens_of, with_port
 from gateway.cli.options import ConfigFile, Port, StateDir, state_folder, state_option
 from gateway.gateway import Gateway
 from gateway.principals import ROLES_ON_DISK, Tokens
@@ -74,7 +74,7 @@ async def _greeting(
         *(
             line
             for name, profile in settings.profiles.items()
-            for line in _about_profile(name, profile.kind, profile.network, probes[profile.kind])
+            for line in _about_profile(name, profile.kind, profile.network, probes[kind_key(profile)])
         ),
         f"  clients  export SANDGATE_URL={url} SANDGATE_TOKEN=$(sandgate token agent{printable(option)})",
     ]

@@ -30,7 +30,9 @@ ABOUT: Final = {
     "agent": "What the agent's token may do; the operator's may do everything.",
     "agent.profiles": "opens sessions of these profiles",
     "profiles": "What a session is. A session names a profile, and may only narrow it.",
-    "profiles.kind": 'local (bubblewrap) | virtual (bashkit: text work) | none | your own, "my_kinds:MyKind"',
+    "profiles.kind": 'local (bubblewrap) | docker | virtual (bashkit: text work) | none | your own, "my_kinds:MyKind"',
+    "profiles.image": "of kind docker; needs python3 of 3.9 or newer in it",
+    "profiles.workspace": "of kind docker: memory (sized, lost with its container) | disk (stays, not sized)",
     "profiles.tools": "names or globs",
     "profiles.network": "the only choice in this version",
     "profiles.permission": "auto | deny | a table [permissions.NAME]",
@@ -90,7 +92,11 @@ EXAMPLES: Final = {
 """,
 }
 """Sections whose default is nothing."""
-UNSET: Final = {"store.uri": ('"s3://bucket/prefix"', "default: the state folder")}
+UNSET: Final = {
+    "profiles.image": ('"sandgate/sandbox"', "default: what `sandgate images build` builds"),
+    "profiles.workspace": ('"memory"', "default: memory"),
+    "store.uri": ('"s3://bucket/prefix"', "default: the state folder"),
+}
 """Keys whose default is not a value that TOML could hold."""
 _COMMENT_COLUMN: Final = 33
 _WIDTH: Final = 118

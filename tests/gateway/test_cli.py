@@ -12,12 +12,12 @@ import pytest
 
 from gateway.cli.app import run
 from gateway.cli.serve import Plain
-from gateway.cli.template import ABOUT, default_toml
+from gateway.cli.template import ABOUT, UNSET, default_toml
 from gateway.settings import Settings, load_settings
 from tests.gateway.commandline import environment, sandgate
 
 Typed = Callable[..., tuple[int, str, str]]
-COMMANDS = ("demo", "init", "doctor", "config", "serve", "token", "exec", "sessions", "calls", "close")
+COMMANDS = ("demo", "init", "doctor", "images", "config", "serve", "token", "exec", "sessions", "calls", "close")
 
 
 @pytest.fixture
@@ -132,7 +132,7 @@ def test_init_writes_the_defaults_of_the_code(tmp_path: Path, monkeypatch: pytes
 
 def test_init_states_every_default() -> None:
     text = default_toml()
-    keys = [key for key in ABOUT if "." in key and key not in ("store.uri", "profiles.limits")]
+    keys = [key for key in ABOUT if "." in key and key not in (*UNSET, "profiles.limits")]
     assert [key for key in keys if f"\n{key.rpartition('.')[2]} = " not in text] == []
     assert [section for section in Settings.model_fields if f"[{section}" not in text] == []
 

@@ -594,8 +594,9 @@ async def test_closing_cancels_what_runs_and_keeps_what_it_wrote(tmp_path: Path,
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(work)
+            file = state_dir / "workspaces" / session.id / "workspace" / "f"
             with anyio.fail_after(10):
-                while not (state_dir / "workspaces" / session.id / "workspace" / "f").exists():
+                while not (file.exists() and file.stat().st_size):
                     await anyio.sleep(0.01)
             report = await closed(gateway, session)
     assert (statuses, report.collected[0].complete) == (["cancelled"], True)

@@ -127,9 +127,20 @@ def test_a_held_state_folder_is_noticed_without_taking_it(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    "gap", ["memory: per process only", "cpus: not limited", "processes: not limited", "workspace_size: per file only"]
+    "gap",
+    [
+        "memory: per process only",
+        "swap: not limited",
+        "cpus: not limited",
+        "processes: not limited",
+        "workspace_size: per file only",
+        "engine: 20.10.24 has known holes (mended in 29.5.1)",
+        "seccomp: the engine has none",
+        "user namespaces: the engine does not remap users",
+        "mandatory access control: neither AppArmor nor SELinux",
+    ],
 )
-def test_every_gap_of_the_local_kind_has_a_remedy(gap: str) -> None:
+def test_every_gap_has_a_remedy(gap: str) -> None:
     assert remedy_of_gap(gap)
 
 

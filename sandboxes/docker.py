@@ -1,0 +1,580 @@
+"""The docker kind: hardened containers on this machine's engine, whose PID 1 is the runner.
+
+Whoever reaches the engine's socket is root on its machine; the gateway is one of them, a sandbox never.
+"""
+
+import asyncio
+import contextlib
+import io
+import logging
+import os
+import secrets
+import shutil
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, TypeVar, cast
+
+import anyio
+import docker
+from docker.constants import DEFAULT_UNIX_SOCKET
+from docker.errors import APIError, DockerException, ImageNotFound, NotFound
+from docker.utils import kwargs_from_env, version_lt
+from requests.exceptions import RequestException, Timeout
+
+from sandboxes import runner
+from sandboxes.bwrap import check_read_only
+from sandboxes.cgroups import Counters, Group, group_of
+from sandboxes.channel import Channel
+from sandboxes.container import (
+    DEFAULT_IMAGE,
+    INSTANCE_LABEL,
+    PREPARES_LABEL,
+    SESSION_LABEL,
+    Container,
+    Storage,
+    container_name,
+    container_options,
+    preparing_options,
+    volume_names,
+    workload_env,
+    workspace_bytes,
+)
+from sandboxes.direct import DirectSandbox
+from sandboxes.errors import SandboxError, SandboxUnavailable
+from sandboxes.meeting import Meeting, Peer
+from sandboxes.sandbox import Limits, Probe, SandboxKind, SandboxSpec
+from sandboxes.workspaces import check_session_id
+
+_LEAST_API: Final = "1.41"
+_HARDENED_ENGINE: Final = (29, 5, 1)
+_ENGINE_SECONDS: Final = 20
+_BUILD_SECONDS: Final = 600
+_OPEN_SECONDS: Final = 10.0
+_LOOK_SECONDS: Final = 0.5
+_PREPARE_SECONDS: Final = 15
+_REMOVE_SECONDS: Final = 5.0
+_PROBE_SECONDS: Final = 30.0
+_THREADS: Final = 8
+_NO_PYTHON: Final = ("executable file not found", "no such file or directory")
+_NOT_YET: Final = "use another image or engine: a slower way, by the engine's own exec, is not there yet"
+_INSTALL: Final = "install and start Docker (apt-get install docker.io), or set DOCKER_HOST"
+_JOIN: Final = "run the gateway as root, or as a member of the group docker (which makes it as mighty as root)"
+_T = TypeVar("_T")
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """What an engine said about itself and its machine."""
+
+    facts: Mapping[str, str]
+    not_enforced: tuple[str, ...]
+
+
+class Engine:
+    """This machine's engine, for one gateway: all its docker kinds share one, since what an earlier life of the
+    gateway left behind is removed once, at first use.
+
+    The engine is found as every client finds it: DOCKER_HOST and its kin, else the usual socket.
+    """
+
+    def __init__(self, state_dir: Path, *, instance: str) -> None:
+        self.instance = instance
+        self._channels = state_dir.absolute() / "channels"
+        self._limiter = anyio.CapacityLimiter(_THREADS)
+        self._client: docker.APIClient | None = None
+        self._connecting = threading.Lock()
+        self._first = anyio.Lock()
+        self._host: Host | None = None
+
+    def meeting(self, session_id: str) -> Meeting:
+        return Meeting(self._channels / session_id)
+
+    async def ask(self, question: Callable[[docker.APIClient], _T]) -> _T:
+        """Put one request to the engine, in a thread of its own; SandboxUnavailable where it refuses or is silent.
+
+        Cancelling waits for the answer, which has a deadline: what was made is then known, and can be removed.
+        """
+        return await anyio.to_thread.run_sync(self._ask, question, limiter=self._limiter)
+
+    def _ask(self, question: Callable[[docker.APIClient], _T]) -> _T:
+        with engine_errors():
+            return question(self._connected())
+
+    def _connected(self) -> docker.APIClient:
+        with self._connecting:
+            if self._client is None:
+                self._client = connect(_ENGINE_SECONDS)
+            return self._client
+
+    async def host(self, *, again: bool = False) -> Host:
+        """What the engine says of itself, kept until asked `again`; the first time also sweeps."""
+        async with self._first:
+            if self._host is None:
+                found = await self.ask(_look)
+                await self._sweep()
+                self._host = found
+            elif again:
+                self._host = await self.ask(_look)
+            return self._host
+
+    async def _sweep(self) -> None:
+        """Remove what an earlier life of this instance left behind, never another's. Volumes of sessions stay."""
+        for name, marks in await self.ask(self._containers):
+            await self.remove(name)
+            if PREPARES_LABEL in marks:
+                await self.remove_volumes(marks.get(SESSION_LABEL, ""))
+        await anyio.to_thread.run_sync(lambda: shutil.rmtree(self._channels, ignore_errors=True))
+
+    def _containers(self, api: docker.APIClient) -> list[tuple[str, Mapping[str, str]]]:
+        found = api.containers(all=True, filters={"label": f"{INSTANCE_LABEL}={self.instance}"})
+        return [(one["Id"], one["Labels"]) for one in found]
+
+    async def left(self) -> list[str]:
+        """The names of all containers and volumes of this instance."""
+
+        def question(api: docker.APIClient) -> list[str]:
+            mine = {"label": f"{INSTANCE_LABEL}={self.instance}"}
+            containers = [f"container {one['Names'][0]}" for one in api.containers(all=True, filters=mine)]
+            return containers + [f"volume {one['Name']}" for one in api.volumes(filters=mine)["Volumes"] or ()]
+
+        return await self.ask(question)
+
+    async def create(self, options: dict[str, Any], name: str) -> None:
+        """Make a container; one of that name that is still there was left by a sandbox that died."""
+
+        def question(api: docker.APIClient) -> None:
+            api.create_container_from_config(options, name)  # type: ignore[no-untyped-call]
+
+        try:
+            await self.ask(question)
+        except SandboxUnavailable as error:
+            if not (isinstance(error.__cause__, APIError) and error.__cause__.status_code == 409):
+                raise
+            await self.remove(name)
+            await self.ask(question)
+
+    async def remove(self, container: str) -> None:
+        """Kill and remove a container, with the volumes that its image made; nothing there is fine."""
+
+        def question(api: docker.APIClient) -> None:
+            deadline = time.monotonic() + _REMOVE_SECONDS
+            while True:
+                try:
+                    return api.remove_container(container, v=True, force=True)
+                except NotFound:
+                    return None
+                except APIError as error:
+                    if error.status_code != 409 or time.monotonic() > deadline:  # 409: its removal is on its way
+                        raise
+                time.sleep(0.05)
+
+        await self.ask(question)
+
+    async def remove_volumes(self, session_id: str) -> None:
+        def question(api: docker.APIClient) -> None:
+            for name in volume_names(self.instance, session_id):
+                with contextlib.suppress(NotFound):
+                    api.remove_volume(name)
+
+        await self.ask(question)
+
+    async def aclose(self) -> None:
+        """Close the connections; the next request makes new ones."""
+        client, self._client = self._client, None
+        if client is not None:
+            await anyio.to_thread.run_sync(client.close)
+
+
+def connect(seconds: int) -> docker.APIClient:
+    """A client whose every wait has this limit. SandboxUnavailable where no engine listens, or one too old."""
+    where = kwargs_from_env()
+    _knock(where.get("base_url", DEFAULT_UNIX_SOCKET))
+    client = docker.APIClient(**where, version="auto", timeout=seconds)
+    if version_lt(client.api_version, _LEAST_API):
+        client.close()
+        raise SandboxUnavailable(f"the Docker engine speaks API {client.api_version}", "install Docker 20.10 or newer")
+    return client
+
+
+def _knock(url: str) -> None:
+    """See whether anybody listens on a socket of this machine: the SDK's own failure has no errno, and leaks."""
+    scheme, _, path = url.partition("://")
+    if scheme not in ("unix", "http+unix"):
+        return
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.settimeout(_ENGINE_SECONDS)
+        try:
+            sock.connect(path)
+        except PermissionError as error:
+            raise SandboxUnavailable(f"the Docker engine is not for this user: {path}", _JOIN) from error
+        except OSError as error:
+            raise SandboxUnavailable(f"no Docker engine at {path}: {error.strerror or error}", _INSTALL) from error
+
+
+@contextlib.contextmanager
+def engine_errors() -> Iterator[None]:
+    """What the SDK and its HTTP client raise, as SandboxUnavailable."""
+    try:
+        yield
+    except APIError as error:
+        raise SandboxUnavailable(f"the Docker engine refused: {error.explanation or error}") from error
+    except (DockerException, RequestException) as error:
+        if isinstance(error, Timeout) or isinstance(error.__cause__, Timeout):
+            raise SandboxUnavailable(
+                "the Docker engine does not answer", "see its log; restart it if it hangs"
+            ) from error
+        raise SandboxUnavailable(f"no Docker engine answers: {error}", _INSTALL) from error
+
+
+def _look(api: docker.APIClient) -> Host:
+    about = api.info()
+    if about.get("OSType") != "linux":
+        raise SandboxUnavailable(f"the engine's containers are {about.get('OSType')}", "use an engine for Linux")
+    marks = [mark.partition(",")[0] for mark in about.get("SecurityOptions") or ()]
+    facts = {
+        "engine": str(about.get("ServerVersion")),
+        "api": api.api_version,
+        "cgroup version": str(about.get("CgroupVersion", "1")),
+        "runtime": str(about.get("DefaultRuntime")),
+        "storage": str(about.get("Driver")),
+        "security": ", ".join(mark.removeprefix("name=") for mark in marks) or "none",
+    }
+    return Host(facts, tuple(_gaps(about, marks)))
+
+
+def _gaps(about: Mapping[str, Any], marks: list[str]) -> Iterator[str]:
+    """What this engine does not give, the name of the limit or defence first."""
+    for key, gap in (
+        ("MemoryLimit", "memory: not limited"),
+        ("SwapLimit", "swap: not limited"),
+        ("CpuCfsQuota", "cpus: not limited"),
+        ("PidsLimit", "processes: not limited"),
+    ):
+        if not about.get(key, True):
+            yield gap
+    if "name=seccomp" not in marks:
+        yield "seccomp: the engine has none"
+    version = str(about.get("ServerVersion"))
+    if engine_version(version) < _HARDENED_ENGINE:
+        yield f"engine: {version} has known holes (mended in 29.5.1)"
+    if not {"name=userns", "name=rootless"} & set(marks):
+        yield "user namespaces: the engine does not remap users"
+    if not {"name=apparmor", "name=selinux"} & set(marks):
+        yield "mandatory access control: neither AppArmor nor SELinux"
+
+
+def engine_version(text: str) -> tuple[int, ...]:
+    """The first three numbers of `20.10.24+dfsg1`; what is no number counts as 0."""
+    numbers = text.partition("+")[0].partition("-")[0].split(".")[:3]
+    return tuple(int(number) if number.isdigit() else 0 for number in numbers)
+
+
+class DockerSandbox(DirectSandbox):
+    """A running container; `pid` is its runner's on this machine, 0 where it cannot be seen."""
+
+    kind = "docker"
+
+    def __init__(
+        self, spec: SandboxSpec, link: Channel, parts: "_Parts", env: Mapping[str, str], *, restored: bool
+    ) -> None:
+        super().__init__(spec.session_id, link, {**env, **spec.env}, restored=restored)
+        self._parts = parts
+        self._closing = False
+        self._closed = asyncio.Event()
+
+    @property
+    def pid(self) -> int:
+        return self._parts.pid
+
+    def counters(self) -> Counters:
+        return self._parts.group.counters()
+
+    async def aclose(self) -> None:
+        self._link.lose("the sandbox is closed")
+        if self._closing:
+            await self._closed.wait()
+            return
+        self._closing = True
+        try:
+            with anyio.CancelScope(shield=True):
+                await self._parts.end()
+        finally:
+            self._closed.set()
+
+
+class _Parts:
+    """What an opening sandbox has so far, and how it is undone."""
+
+    def __init__(self, kind: "DockerKind", session_id: str, meeting: Meeting) -> None:
+        self.kind = kind
+        self.session_id = session_id
+        self.meeting = meeting
+        self.created = False
+        self.pid = 0
+        self.pidfd = -1
+        self.group = Group({}, 1)
+
+    def met(self, peer: Peer) -> None:
+        self.pid = peer.pid
+        if peer.pid:
+            self.pidfd = os.pidfd_open(peer.pid)
+            self.group = group_of(peer.pid)
+
+    def kill(self) -> None:
+        """Kill PID 1, and so everything. Where that is not ours to do, it ends itself as its channel closes."""
+        if self.pidfd >= 0:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+
+    async def end(self) -> None:
+        """Kill, remove the container, free the rest. Its removal is tried again when the session ends."""
+        self.kill()
+        try:
+            if self.created:
+                await self.kind.remove(self.session_id)
+        except SandboxUnavailable as error:
+            logger.warning("the container of session %s is not removed: %s", self.session_id, error.message)
+        finally:
+            if self.pidfd >= 0:
+                os.close(self.pidfd)
+                self.pidfd = -1
+            self.group.close()
+            self.meeting.remove()
+            self.kind.forget(self.session_id)
+
+
+class DockerKind(SandboxKind):
+    """Opens sandboxes of one image. `storage` says where the workspace and HOME lie: in `memory` a tmpfs of true
+    size that is lost with the container, on `disk` named volumes that stay and whose size is not enforced."""
+
+    name = "docker"
+
+    def __init__(self, engine: Engine, *, image: str = DEFAULT_IMAGE, storage: Storage = "memory") -> None:
+        self.engine = engine
+        self._image = image
+        self._storage: Storage = storage
+        self._open: dict[str, DockerSandbox] = {}
+        self._opening: set[str] = set()
+        self._probing = anyio.Lock()
+        self._probed: tuple[float, Probe] | None = None
+        self._tried = False
+
+    async def probe(self) -> Probe:
+        """Open and remove a throw-away sandbox until that has worked once, later look only for engine and image; the
+        answer is kept for half a minute."""
+        async with self._probing:
+            if self._probed is None or time.monotonic() > self._probed[0]:
+                self._probed = (time.monotonic() + _PROBE_SECONDS, await self._probe())
+            return self._probed[1]
+
+    async def _probe(self) -> Probe:
+        try:
+            host = await self.engine.host(again=True)
+            await self._find_image()
+            if not self._tried:
+                await self._try()
+        except SandboxError as error:
+            return Probe(self.name, works=False, reason=error.message, remedy=error.remedy)
+        facts = {**host.facts, "image": self._image, "workspace": self._storage}
+        return Probe(self.name, works=True, not_enforced=self._not_enforced(host), facts=facts)
+
+    async def _try(self) -> None:
+        session_id = f"probe-{secrets.token_hex(8)}"  # another kind may try at the same time over the same engine
+        try:
+            sandbox = await self.open(SandboxSpec(session_id))
+            await sandbox.aclose()
+        finally:
+            await self.destroy(session_id)
+        self._tried = True
+
+    def _not_enforced(self, host: Host) -> tuple[str, ...]:
+        return host.not_enforced if self._storage == "memory" else (*host.not_enforced, "workspace_size: per file only")
+
+    async def open(self, spec: SandboxSpec) -> DockerSandbox:
+        check_session_id(spec.session_id)
+        before = self._open.get(spec.session_id)
+        if before is not None and not before.alive:
+            await before.aclose()
+        if spec.session_id in self._open or spec.session_id in self._opening:
+            raise SandboxUnavailable(f"session {spec.session_id} has an open sandbox")
+        self._opening.add(spec.session_id)
+        parts = _Parts(self, spec.session_id, self.engine.meeting(spec.session_id))
+        try:
+            sandbox = await self._build(spec, parts)
+        except OSError as error:
+            with anyio.CancelScope(shield=True):
+                await parts.end()
+            raise SandboxUnavailable(f"a sandbox could not be prepared: {error}") from error
+        except BaseException:
+            with anyio.CancelScope(shield=True):
+                await parts.end()
+            raise
+        finally:
+            self._opening.discard(spec.session_id)
+        self._open[spec.session_id] = sandbox
+        return sandbox
+
+    async def _build(self, spec: SandboxSpec, parts: _Parts) -> DockerSandbox:
+        check_read_only(spec.read_only)
+        host = await self.engine.host()
+        image = await self._find_image()
+        parts.meeting.open()
+        one = Container(
+            self.engine.instance,
+            spec.session_id,
+            image["Id"],
+            parts.meeting.folder,
+            self._storage,
+            spec.limits,
+            spec.read_only,
+        )
+        parts.created = True
+        restored = self._storage == "disk" and await self._prepare(one)
+        name = container_name(one.instance, one.session_id)
+        await self.engine.create(container_options(one), name)
+        await self._start(name)
+        peer = await self._meet(name, parts.meeting)
+        try:
+            parts.met(peer)
+            await _shake_hands(peer, spec.limits, workspace_bytes(spec.limits, self._storage))
+        except BaseException:
+            peer.sock.close()
+            raise
+        link = Channel(peer.sock, parts.kill, files_lost=self._storage == "memory")
+        env = workload_env(image["Config"].get("Env") or ())
+        sandbox = DockerSandbox(spec, link, parts, env, restored=restored)
+        sandbox.not_enforced = self._not_enforced(host)
+        return sandbox
+
+    async def _find_image(self) -> Mapping[str, Any]:
+        def question(api: docker.APIClient) -> Mapping[str, Any]:
+            return cast(Mapping[str, Any], api.inspect_image(self._image))  # type: ignore[no-untyped-call]
+
+        try:
+            return await self.engine.ask(question)
+        except SandboxUnavailable as error:
+            if not isinstance(error.__cause__, ImageNotFound):
+                raise
+            ours = self._image.partition(":")[0] == DEFAULT_IMAGE
+            remedy = "sandgate images build" if ours else f"docker pull {self._image}"
+            raise SandboxUnavailable(f"the image {self._image} is missing", f"make it: {remedy}") from error
+
+    async def _prepare(self, one: Container) -> bool:
+        """Make the session's volumes where they are missing, and hand them to its user; whether they were there."""
+        names = volume_names(one.instance, one.session_id)
+        if await self.engine.ask(lambda api: _has_volume(api, names[0])):
+            return True
+        name = f"{container_name(one.instance, one.session_id)}-prepare"
+        await self.engine.create(preparing_options(one), name)
+        try:
+            await self._start(name)
+            ended = await self.engine.ask(lambda api: api.wait(name, timeout=_PREPARE_SECONDS))
+            if ended["StatusCode"] != 0:
+                raise SandboxUnavailable(f"the volumes of session {one.session_id} could not be handed to its user")
+        except BaseException:
+            with anyio.CancelScope(shield=True):
+                await self.engine.remove(name)
+                await self.engine.remove_volumes(one.session_id)
+            raise
+        await self.engine.remove(name)
+        return False
+
+    async def _start(self, name: str) -> None:
+        try:
+            await self.engine.ask(lambda api: api.start(name))
+        except SandboxUnavailable as error:
+            if any(words in error.message for words in _NO_PYTHON):
+                raise SandboxUnavailable(f"the image {self._image} has no python3", _NOT_YET) from error
+            raise
+
+    async def _meet(self, name: str, meeting: Meeting) -> Peer:
+        """Wait for the runner, and see that it is the container's own first process."""
+        deadline = time.monotonic() + _OPEN_SECONDS
+        while True:
+            peer = await meeting.accept(_LOOK_SECONDS)
+            try:
+                state = (await self.engine.ask(lambda api: api.inspect_container(name)))["State"]
+            except BaseException:
+                if peer is not None:
+                    peer.sock.close()
+                raise
+            if peer is not None and peer.pid in (0, state["Pid"]):
+                return peer
+            if peer is not None:
+                peer.sock.close()
+                raise SandboxUnavailable("another process than the sandbox's own answered")
+            if not state["Running"]:
+                code = state["ExitCode"]
+                raise SandboxUnavailable(
+                    f"the runner ended with code {code} before it connected; the image {self._image} needs Python 3.9",
+                    _NOT_YET,
+                )
+            if time.monotonic() > deadline:
+                raise SandboxUnavailable(
+                    f"the runner could not connect to {meeting.folder} within {_OPEN_SECONDS:g} s", _NOT_YET
+                )
+
+    async def remove(self, session_id: str) -> None:
+        """Remove the session's container."""
+        await self.engine.remove(container_name(self.engine.instance, session_id))
+
+    def forget(self, session_id: str) -> None:
+        self._open.pop(session_id, None)
+
+    async def destroy(self, session_id: str) -> None:
+        """Remove the session's container, volumes and channel folder; an open sandbox is ended first."""
+        check_session_id(session_id)
+        sandbox = self._open.get(session_id)
+        if sandbox is not None:
+            await sandbox.aclose()
+        with anyio.CancelScope(shield=True):
+            await self.remove(session_id)
+            await self.engine.remove_volumes(session_id)
+            self.engine.meeting(session_id).remove()
+
+    async def aclose(self) -> None:
+        with anyio.CancelScope(shield=True):
+            async with anyio.create_task_group() as tasks:
+                for sandbox in tuple(self._open.values()):
+                    tasks.start_soon(sandbox.aclose)
+            await self.engine.aclose()
+
+
+def _has_volume(api: docker.APIClient, name: str) -> bool:
+    try:
+        api.inspect_volume(name)
+    except NotFound:
+        return False
+    return True
+
+
+async def _shake_hands(peer: Peer, limits: Limits, largest_file: int) -> None:
+    """Send the settings, and wait for `ready`."""
+    settings = (b"go", b"core=0", b"nofile=%d" % limits.open_files, b"fsize=%d" % largest_file)
+    peer.sock.send(b"\0".join(settings))
+    with anyio.move_on_after(_OPEN_SECONDS):
+        await anyio.wait_readable(peer.sock)
+    try:
+        said = peer.sock.recv(64)
+    except BlockingIOError:
+        raise SandboxUnavailable("the sandbox did not start in time") from None
+    if said != runner.READY:
+        raise SandboxUnavailable("the runner ended before it was ready")
+
+
+def build_image(dockerfile: bytes, tag: str = DEFAULT_IMAGE) -> Iterator[str]:
+    """Build an image out of a Dockerfile alone; yields what the engine says, line by line. Blocks.
+
+    Raises SandboxUnavailable where a step fails.
+    """
+    with engine_errors(), contextlib.closing(connect(_BUILD_SECONDS)) as api:
+        for word in api.build(fileobj=io.BytesIO(dockerfile), tag=tag, decode=True, rm=True, forcerm=True):
+            if "error" in word:
+                raise SandboxUnavailable(f"the image {tag} cannot be built: {word['error'].strip()}")
+            yield from str(word.get("stream", "")).splitlines()
