@@ -118,14 +118,16 @@ class VirtualKind(SandboxKind):
         if spec.read_only:
             raise SandboxUnavailable("a virtual sandbox shows no paths of this machine", "Leave read_only out.")
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            process = await anyio.to_thread.run_sync(_started, theirs, spec.limits.memory)
+        process: subprocess.Popen[bytes] | None = None
         try:
+            with theirs:
+                process = await anyio.to_thread.run_sync(_started, theirs, spec.limits.memory)
             await _ready(ours)
         except BaseException:
             ours.close()
-            with anyio.CancelScope(shield=True):
-                await anyio.to_thread.run_sync(_ended, process)
+            if process is not None:
+                with anyio.CancelScope(shield=True):
+                    await anyio.to_thread.run_sync(_ended, process)
             raise
         sandbox = VirtualSandbox(spec, Channel(ours, process.kill, files_lost=True), process)
         self._open[spec.session_id] = sandbox
