@@ -117,18 +117,7 @@ class VirtualKind(SandboxKind):
             await before.aclose()
         if spec.read_only:
             raise SandboxUnavailable("a virtual sandbox shows no paths of this machine", "Leave read_only out.")
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        process: subprocess.Popen[bytes] | None = None
-        try:
-            with theirs:
-                process = await anyio.to_thread.run_sync(_started, theirs, spec.limits.memory)
-            await _ready(ours)
-        except BaseException:
-            ours.close()
-            if process is not None:
-                with anyio.CancelScope(shield=True):
-                    await anyio.to_thread.run_sync(_ended, process)
-            raise
+        ours, process = await _interpreter(spec.limits.memory)
         sandbox = VirtualSandbox(spec, Channel(ours, process.kill, files_lost=True), process)
         self._open[spec.session_id] = sandbox
         return sandbox
@@ -144,21 +133,37 @@ class VirtualKind(SandboxKind):
             await self.destroy(session_id)
 
 
+async def _interpreter(memory: int) -> tuple[socket.socket, "subprocess.Popen[bytes]"]:
+    """A new one that is ready, and our end of its channel; nothing is left of one that does not get so far."""
+    with contextlib.ExitStack() as undo:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        undo.callback(ours.close)
+        with theirs:
+            process = await anyio.to_thread.run_sync(_started, theirs, memory)
+        undo.callback(_ended, process)
+        await _ready(ours)
+        undo.pop_all()
+    return ours, process
+
+
 def _started(channel: socket.socket, memory: int) -> "subprocess.Popen[bytes]":
     """An interpreter with an empty environment, no input and no output but the channel."""
     package = importlib.util.find_spec("bashkit")
     if package is None or package.origin is None:
         raise SandboxUnavailable("bashkit is not installed", _REMEDY)
     number, packages = str(channel.fileno()), str(Path(package.origin).parent.parent)
-    return subprocess.Popen(
-        [sys.executable, "-I", "-S", "-B", interpreter.__file__, number, packages, str(memory)],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        pass_fds=(channel.fileno(),),
-        env={},
-        start_new_session=True,
-    )
+    try:
+        return subprocess.Popen(
+            [sys.executable, "-I", "-S", "-B", interpreter.__file__, number, packages, str(memory)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            pass_fds=(channel.fileno(),),
+            env={},
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise SandboxUnavailable(f"the interpreter could not be started: {error}") from error
 
 
 async def _ready(ours: socket.socket) -> None:

@@ -1,8 +1,10 @@
 """The virtual kind passes the suite of all kinds, but for what it says that it cannot do."""
 
+import contextlib
 import importlib.util
 import os
 import socket
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import ClassVar
@@ -21,9 +23,10 @@ from sandboxes import (
     VirtualKind,
     VirtualSandbox,
 )
-from sandboxes.conformance import SandboxConformance, read, run, sh
+from sandboxes.conformance import SandboxConformance, host_processes, read, run, sh
 from sandboxes.interpreter import FILE_BYTES, STUCK
 from sandboxes.virtual import CANNOT
+from tests.sandboxes.support import open_descriptors
 
 
 @pytest.fixture
@@ -226,6 +229,38 @@ async def test_one_sandbox_a_session(kind: VirtualKind, virtual: VirtualSandbox)
     assert not virtual.alive
     assert not Path(f"/proc/{virtual.pid}").exists()
     await kind.destroy("session")
+
+
+async def test_an_interpreter_that_does_not_start_leaves_nothing(
+    kind: VirtualKind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = open_descriptors()
+    monkeypatch.setattr("sandboxes.interpreter.__file__", str(tmp_path / "gone.py"))
+    with pytest.raises(SandboxUnavailable, match="did not start"):
+        await kind.open(SandboxSpec("session"))
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "gone"))
+    with pytest.raises(SandboxUnavailable, match="could not be started"):
+        await kind.open(SandboxSpec("session"))
+    assert open_descriptors() == before
+    assert host_processes("gone.py") == []
+
+
+async def test_an_interpreter_whose_gateway_is_gone_ends() -> None:
+    """Its end of the channel is all that holds it, whatever it runs."""
+    script = (
+        "import anyio, pathlib, sys\n"
+        "from sandboxes import SandboxSpec, VirtualKind\n"
+        "async def main():\n"
+        "    sandbox = await VirtualKind(pathlib.Path(), instance='x').open(SandboxSpec('s'))\n"
+        "    await sandbox.start(['sh', '-c', 'while :; do :; done'])\n"
+        "    print(sandbox.pid, flush=True)\n"
+        "    import os; os.kill(os.getpid(), 9)\n"
+        "anyio.run(main)\n"
+    )
+    done = await anyio.run_process([sys.executable, "-c", script], check=False)
+    with anyio.fail_after(5), contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        while "\nState:\tZ" not in Path(f"/proc/{int(done.stdout)}/status").read_text():
+            await anyio.sleep(0.02)
 
 
 async def test_paths_of_the_host_are_refused(kind: VirtualKind) -> None:
