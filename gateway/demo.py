@@ -287,7 +287,8 @@ async def _run(
         serving(gateway, tokens, settings.server, listen(settings.server)) as url,
         Client(url, token) as client,
     ):
-        wanted = steps(log, programs="python3" not in gateway.profiles.kinds()[kind].lacks)
+        [sandbox_kind] = gateway.profiles.kinds().values()
+        wanted = steps(log, programs="python3" not in sandbox_kind.lacks)
         async with client.session() as session:
             results = await _called(session, wanted)
             record, processes = await session.record(), descendants()
