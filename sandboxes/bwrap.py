@@ -20,7 +20,7 @@ RUN: Final = "/run/sandgate"
 BASE_ENV: Final[Mapping[str, str]] = {
     "PATH": f"{RUN}/bin:/usr/local/bin:/usr/bin:/bin",
     "HOME": HOME,
-    "LANG": "C.UTF-8",
+    "LC_CTYPE": "C.UTF-8",  # LANG would load twelve locale files more, 0.2 ms of every shell
 }
 MADE_UP_FILES: Final[Mapping[str, str]] = {
     "/etc/passwd": f"root:x:0:0:root:/root:/bin/sh\nagent:x:1000:1000:agent:{HOME}:/bin/sh\n"

@@ -88,7 +88,7 @@ async def test_env_from_caller_reaches_only_the_inside(state_dir: Path) -> None:
     assert [line for line in result.text.splitlines() if not line.startswith(("PWD", "SHLVL", "_="))] == [
         "GREETING=hello",
         "HOME=/home/agent",
-        "LANG=C.UTF-8",
+        "LC_CTYPE=C.UTF-8",
         "PATH=/run/sandgate/bin:/usr/local/bin:/usr/bin:/bin",
         "TZ=UTC",
     ]
