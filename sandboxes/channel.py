@@ -13,7 +13,7 @@ import re
 import socket
 import struct
 import termios
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Final, NoReturn
 
@@ -23,6 +23,7 @@ from anyio.abc import ByteReceiveStream, ByteSendStream
 from sandboxes.errors import FILE_CODES, CommandRefused, FileCode, FileRefused, SandboxLost
 from sandboxes.sandbox import CHUNK_BYTES
 
+ANY_SLOT: Final = b"c"
 ACCEPT_SECONDS: Final = 1.0
 END_SECONDS: Final = 2.5
 """Two seconds are the slot's own bound for the end of a tree; the rest is for the answer."""
@@ -38,7 +39,7 @@ _LOST_SLOT = "the program's slot was killed or stopped; no exit status was seen"
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The last word of a call: `word` is exit, signal, done, errno, file, pids, or `gone` where none was said."""
+    """The last word of a call: exit, signal, done, errno, file, pids, nojob, or `gone` where none was said."""
 
     word: str
     number: int = 0
@@ -61,17 +62,20 @@ class Channel:
         self.nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
         self._loop.add_reader(sock.fileno(), self._hear)
 
-    async def call(self, body: bytes, stdin: int, stdout: int, stderr: int, on_end: Callable[[], None]) -> "Call":
+    async def call(
+        self, body: bytes, stdin: int, stdout: int, stderr: int, on_end: Callable[[], None], to: bytes = ANY_SLOT
+    ) -> "Call":
         """Hand over one request with its three streams, which may be closed afterwards; `on_end` runs once, when the
-        last word has come, before anybody who waits for it."""
+        last word has come, before anybody who waits for it. `to` is the address that PID 1 reads."""
         self.check()
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
-        call = Call(self, ours, on_end)
+        patience = ACCEPT_SECONDS if to == ANY_SLOT else ACCEPT_SECONDS + END_SECONDS  # a job's may be ending a tree
+        call = Call(self, ours, on_end, patience)
         try:
             with theirs:
                 rest = call.begin(_LENGTH.pack(len(body)) + body)
-                await self._hand_over(array.array("i", (theirs.fileno(), stdin, stdout, stderr)))
+                await self._hand_over(to, array.array("i", (theirs.fileno(), stdin, stdout, stderr)))
             if rest:
                 await call.send_rest(rest)
         except BaseException:
@@ -122,12 +126,12 @@ class Channel:
             data = b""
         self.lose("the sandbox said what it must not" if data else "the sandbox has died")
 
-    async def _hand_over(self, fds: "array.array[int]") -> None:
+    async def _hand_over(self, to: bytes, fds: "array.array[int]") -> None:
         deadline = self._loop.time() + ACCEPT_SECONDS
         while True:
             self.check()
             try:
-                self._socket.sendmsg([b"c"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, fds)])
+                self._socket.sendmsg([to], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, fds)])
             except BlockingIOError:
                 if self._loop.time() > deadline:
                     self.lose("the sandbox takes no calls")
@@ -141,8 +145,11 @@ class Channel:
 class Call:
     """One request on its way; closing it kills what it started."""
 
-    def __init__(self, channel: Channel, control: socket.socket, on_end: Callable[[], None]) -> None:
+    def __init__(
+        self, channel: Channel, control: socket.socket, on_end: Callable[[], None], accept_seconds: float
+    ) -> None:
         self._channel = channel
+        self._accept_seconds = accept_seconds
         self._control = control
         self._loop = asyncio.get_running_loop()
         self._buffer = b""
@@ -161,7 +168,7 @@ class Call:
         self._channel.add(self)
         sent = self._control.send(request)
         self._loop.add_reader(self._control.fileno(), self._hear)
-        self._timer = self._loop.call_later(ACCEPT_SECONDS, self._late, "the sandbox does not answer")
+        self._timer = self._loop.call_later(self._accept_seconds, self._late, "the sandbox does not answer")
         return request[sent:]
 
     async def send_rest(self, rest: bytes) -> None:
@@ -276,8 +283,8 @@ class Call:
             self.finish(Ended(match[1], int(match[2]), int(match[3])))
         elif (word == "errno" and re.fullmatch(r"[A-Z0-9]{2,20}", detail)) or (word == "file" and detail in FILE_CODES):
             self.finish(Ended(word, detail=detail))
-        elif text == "pids":
-            self.finish(Ended("pids"))
+        elif text in ("pids", "nojob"):
+            self.finish(Ended(text))
         elif text == "stuck":
             self._channel.lose("what the program left behind could not be ended")
         else:
@@ -410,6 +417,25 @@ class InputPipe(_Pipe, ByteSendStream):
                 await self._ready()
             except BrokenPipeError:
                 raise anyio.BrokenResourceError from None
+
+
+@contextlib.asynccontextmanager
+async def reading(link: Channel, body: bytes, to: bytes = ANY_SLOT) -> AsyncIterator[tuple[Call, OutputPipe]]:
+    """A call whose output is read, and nothing else; it is over and its pipe closed when this is left."""
+    link.check()
+    reader, writer = pipe_for_output()
+    pipe = OutputPipe(reader)
+    try:
+        try:
+            call = await link.call(body, link.nothing, writer, link.nothing, pipe.end, to)
+        finally:
+            os.close(writer)
+        try:
+            yield call, pipe
+        finally:
+            await call.aclose()
+    finally:
+        pipe.close()
 
 
 def refuse(ended: Ended, what: str) -> NoReturn:

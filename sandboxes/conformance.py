@@ -28,8 +28,16 @@ import anyio
 import pytest
 
 from sandboxes.capture import Capture
-from sandboxes.errors import CommandRefused, FileCode, FileRefused, SandboxLost
-from sandboxes.sandbox import WORKSPACE, Exit, Sandbox
+from sandboxes.errors import (
+    CommandRefused,
+    FileCode,
+    FileRefused,
+    JobNotFound,
+    NotOffered,
+    SandboxLost,
+    TooManyJobs,
+)
+from sandboxes.sandbox import JOB_LOG_BYTES, JOBS, MOST_JOBS, WORKSPACE, Exit, JobOutput, Sandbox
 
 OK: Final = Exit("exit", 0)
 SIGKILL: Final = int(signal.SIGKILL)
@@ -113,6 +121,16 @@ class SlowSink:
         self.total += len(chunk)
 
 
+async def job_output(sandbox: Sandbox, name: str, *, ended: bool = True, least: int = 0) -> JobOutput:
+    """A job's output once it has ended, or has written so much."""
+    with anyio.fail_after(30):
+        while True:
+            output = await sandbox.jobs.read(name)
+            if output.job.exit is not None if ended else output.job.total >= least:
+                return output
+            await anyio.sleep(0.02)
+
+
 async def refusal(awaitable: object) -> FileCode:
     with pytest.raises(FileRefused) as refused:
         await awaitable  # type: ignore[misc]
@@ -129,11 +147,12 @@ def deep_folders(levels: int) -> str:
 class SandboxConformance:
     """The suite. Each test has a sandbox of its own.
 
-    `exceptions` maps a test, or one of its cases, to what your kind cannot do; the figures are how far a kind that
-    says so is tested.
+    `exceptions` maps a test, or one of its cases, to what your kind cannot do, `lacks` is your kind's own; the figures
+    are how far a kind that says so is tested.
     """
 
     exceptions: ClassVar[Mapping[str, str]] = {}
+    lacks: ClassVar[frozenset[str]] = frozenset()
     output_bytes: ClassVar[int] = 1_000_000_000
     file_bytes: ClassVar[int] = 400 << 20
     folder_entries: ClassVar[int] = 10_000
@@ -147,6 +166,8 @@ class SandboxConformance:
         name = request.node.name
         if reason := self.exceptions.get(name, self.exceptions.get(name.partition("[")[0])):
             pytest.skip(f"this kind cannot: {reason}")
+        if JOBS in self.lacks and "job" in name:
+            pytest.skip(f"this kind has no {JOBS}")
 
     @pytest.fixture
     def sandbox(self) -> Sandbox:
@@ -660,6 +681,144 @@ class SandboxConformance:
 
         assert await refusal(sandbox.write("/tmp/big", chunks())) == "disk_full"
         assert (await sandbox.list("/tmp")).entries == ()
+
+    # --- background jobs
+
+    async def test_a_job_runs_on_and_its_output_is_read_by_offset(self, sandbox: Sandbox) -> None:
+        await sandbox.jobs.start("j-1", ["sh", "-c", "echo one; echo two >&2; cat; exit 3"], title="three lines")
+        output = await job_output(sandbox, "j-1", ended=False, least=8)
+        assert (output.data, output.job.exit, output.job.ended) == (b"one\ntwo\n", None, None)
+        assert (await sh(sandbox, "echo on")).text == "on\n"
+        assert (await sandbox.jobs.read("j-1", 4)).data == b"two\n"
+        assert (await sandbox.jobs.read("j-1", 2, 3)).data == b"e\nt"
+        assert (await sandbox.jobs.read("j-1", -3)).data == b"wo\n"
+        beyond = await sandbox.jobs.read("j-1", 100)
+        assert (beyond.start, beyond.data) == (8, b"")
+        assert await sandbox.jobs.write("j-1", b"three\0\n", close=True) == 7
+        output = await job_output(sandbox, "j-1")
+        assert (output.data, output.job.exit) == (b"one\ntwo\nthree\0\n", Exit("exit", 3))
+        (job,) = await sandbox.jobs.list()
+        assert (job.name, job.title, job.total, job.first) == ("j-1", "three lines", 15, 0)
+        assert job.ended is not None
+        assert abs(job.started - time.time()) < 60
+
+    async def test_a_job_has_the_folder_and_environment_that_were_asked(self, sandbox: Sandbox) -> None:
+        await sh(sandbox, "mkdir sub")
+        await sandbox.jobs.start("j-1", ["sh", "-c", "pwd; echo $GREETING"], cwd="sub", env={"GREETING": "hello"})
+        assert (await job_output(sandbox, "j-1")).data == b"/workspace/sub\nhello\n"
+
+    async def test_a_job_that_cannot_start_is_refused(self, sandbox: Sandbox) -> None:
+        with pytest.raises(CommandRefused) as refused:
+            await sandbox.jobs.start("j-1", ["no-such-program-anywhere"])
+        assert refused.value.code == "ENOENT"
+        assert await refusal(sandbox.jobs.start("j-2", ["true"], cwd="nowhere")) == "missing_file"
+        assert await sandbox.jobs.list() == ()
+
+    async def test_a_job_that_is_not_there_is_told(self, sandbox: Sandbox) -> None:
+        for name in ("j-9", "../x", "", "a\0b", "x" * 1000):
+            for attempt in (
+                sandbox.jobs.read(name),
+                sandbox.jobs.write(name, b""),
+                sandbox.jobs.stop(name),
+            ):
+                with pytest.raises(JobNotFound):
+                    await attempt
+
+    async def test_stopping_a_job_ends_its_tree(self, sandbox: Sandbox) -> None:
+        """A21, A22: also what ignores signals or hides; its output stays."""
+        script = "trap '' TERM HUP; echo up; setsid sleep 300.141 & (setsid nohup sleep 300.141 &); sleep 300.141"
+        await sandbox.jobs.start("j-1", ["sh", "-c", script])
+        await job_output(sandbox, "j-1", ended=False, least=3)
+        job = await sandbox.jobs.stop("j-1")
+        assert job.exit is not None
+        assert (job.exit.how, job.exit.code) == ("signal", SIGKILL)
+        assert self.processes(sandbox, "300.141") == []
+        assert (await sandbox.jobs.stop("j-1")).exit == job.exit
+        assert (await sandbox.jobs.read("j-1")).data == b"up\n"
+
+    async def test_what_a_job_leaves_behind_ends_with_it(self, sandbox: Sandbox) -> None:
+        """A23, R08: a child that holds the output holds nothing up."""
+        await sandbox.jobs.start("j-1", ["sh", "-c", "setsid sleep 300.142 & echo done"])
+        output = await job_output(sandbox, "j-1")
+        assert (output.data, output.job.exit) == (b"done\n", Exit("exit", 0, killed=1))
+        assert self.processes(sandbox, "300.142") == []
+
+    async def test_a_call_that_is_killed_leaves_jobs_alone(self, sandbox: Sandbox) -> None:
+        await sandbox.jobs.start("j-1", ["cat"])
+        assert (await sh(sandbox, "sleep 300.143 & sleep 300.143", timeout=0.1)).timed_out
+        assert await sandbox.jobs.write("j-1", b"still here", close=True) == 10
+        assert (await job_output(sandbox, "j-1")).data == b"still here"
+
+    async def test_a_job_that_floods_keeps_the_end_of_its_output(self, sandbox: Sandbox) -> None:
+        """A19: it waits for no reader, and what is kept has a bound."""
+        await sandbox.jobs.start("j-1", ["sh", "-c", "yes 0123456; echo never"])
+        output = await job_output(sandbox, "j-1", ended=False, least=4 * JOB_LOG_BYTES)
+        assert output.start == output.job.first > 0
+        job = await sandbox.jobs.stop("j-1")
+        assert JOB_LOG_BYTES <= job.total - job.first <= 2 * JOB_LOG_BYTES
+        tail = await sandbox.jobs.read("j-1", -16)
+        assert len(tail.data) == 16
+        assert b"0123456\n" in tail.data
+        assert (await sh(sandbox, "echo on")).text == "on\n"
+
+    async def test_input_that_a_job_does_not_read_is_not_kept(self, sandbox: Sandbox) -> None:
+        """A24: what its pipe has no room for is not taken, and the end of the input does not overtake it."""
+        await sandbox.jobs.start("j-1", ["sleep", "300.144"])
+        taken = await sandbox.jobs.write("j-1", b"x" * 1_000_000, close=True)
+        assert 0 < taken < 1_000_000
+        assert await sandbox.jobs.write("j-1", b"x" * 1_000_000) == 0
+        await sandbox.jobs.stop("j-1")
+        with pytest.raises(anyio.BrokenResourceError):
+            await sandbox.jobs.write("j-1", b"x")
+
+    async def test_a_job_that_ends_its_keeper_is_gone(self, sandbox: Sandbox) -> None:
+        """Killed or stopped: what it started is dead, and the sandbox goes on."""
+        for name, signal_name in (("j-1", "KILL"), ("j-2", "STOP")):
+            await sandbox.jobs.start(name, ["sh", "-c", f"setsid sleep 300.145 & sleep 0.2; kill -{signal_name} $PPID"])
+            with pytest.raises(JobNotFound):
+                await job_output(sandbox, name)
+        with anyio.fail_after(10):
+            while self.processes(sandbox, "300.145"):
+                await anyio.sleep(0.02)
+        assert await sandbox.jobs.list() == ()
+        assert (await sh(sandbox, "echo on")).text == "on\n"
+
+    async def test_the_oldest_job_that_has_ended_makes_room(self, sandbox: Sandbox) -> None:
+        for number in range(MOST_JOBS):
+            await sandbox.jobs.start(f"j-{number}", ["cat"] if number != 3 else ["true"])
+        await job_output(sandbox, "j-3")
+        await sandbox.jobs.start("new", ["cat"])
+        names = [job.name for job in await sandbox.jobs.list()]
+        assert names == [*(f"j-{number}" for number in range(MOST_JOBS) if number != 3), "new"]
+        with pytest.raises(TooManyJobs):
+            await sandbox.jobs.start("more", ["true"])
+        await sandbox.jobs.stop("j-0")
+        await sandbox.jobs.start("more", ["true"])
+
+    async def test_jobs_are_asked_at_the_same_time(self, sandbox: Sandbox) -> None:
+        async def one(name: str) -> None:
+            await sandbox.jobs.start(name, ["sh", "-c", f"echo {name}; cat"])
+            await sandbox.jobs.write(name, name.encode(), close=True)
+            assert (await job_output(sandbox, name)).data == f"{name}\n{name}".encode()
+
+        async with anyio.create_task_group() as tasks:
+            for number in range(8):
+                tasks.start_soon(one, f"j-{number}")
+
+    async def test_jobs_end_with_their_sandbox(self, sandbox: Sandbox) -> None:
+        await sandbox.jobs.start("j-1", ["sh", "-c", "setsid sleep 300.146 & sleep 300.146"])
+        await sandbox.aclose()
+        assert self.processes(sandbox, "300.146") == []
+        for attempt in (sandbox.jobs.read("j-1"), sandbox.jobs.list(), sandbox.jobs.start("j-2", ["true"])):
+            with pytest.raises(SandboxLost):
+                await attempt
+
+    async def test_what_the_kind_lacks_is_refused(self, sandbox: Sandbox) -> None:
+        """A typed error, which names what works."""
+        if JOBS in self.lacks:
+            with pytest.raises(NotOffered) as refused:
+                _ = sandbox.jobs
+            assert refused.value.remedy
 
     # --- the end
 

@@ -1,7 +1,6 @@
 """A sandbox over a direct channel: programs and files, the same for every kind that has a runner inside."""
 
 import os
-import posixpath
 from abc import abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterator, Mapping, Sequence
 from typing import Final, get_args
@@ -9,13 +8,12 @@ from typing import Final, get_args
 import anyio
 
 from sandboxes.cgroups import Counters
-from sandboxes.channel import Call, Channel, Ended, InputPipe, OutputPipe, pipe_for_output, refuse
+from sandboxes.channel import Call, Channel, Ended, InputPipe, OutputPipe, pipe_for_output, reading, refuse
 from sandboxes.errors import CommandRefused, FileRefused
-from sandboxes.sandbox import HOME, WORKSPACE, Entry, Exit, FileKind, Listing, Process, Sandbox
+from sandboxes.jobs import DirectJobs
+from sandboxes.request import inside, request, run_request
+from sandboxes.sandbox import WORKSPACE, Entry, Exit, FileKind, Jobs, Listing, Process, Sandbox
 
-ROOTS: Final = (WORKSPACE, HOME, "/tmp")  # noqa: S108
-_ONE_ARGUMENT: Final = 131_072
-_ALL_ARGUMENTS: Final = (2 << 20) - 4096
 _LISTING_BYTES: Final = 65 << 20
 _START_TRIES: Final = 3
 _NOT_STARTED: Final = ("errno", "file", "pids", "gone")
@@ -94,6 +92,11 @@ class DirectSandbox(Sandbox):
         self.restored = restored
         self._link = link
         self._env = env
+        self._jobs = DirectJobs(link, env)
+
+    @property
+    def jobs(self) -> Jobs:
+        return self._jobs
 
     @abstractmethod
     def counters(self) -> Counters:
@@ -204,28 +207,16 @@ class DirectSandbox(Sandbox):
         self, body: bytes, path: str, on_done: Callable[[Ended], None] | None = None
     ) -> AsyncGenerator[bytes, None]:
         """Yield what a slot writes on its output; the last word goes to `on_done`."""
-        self._link.check()
-        reader, writer = pipe_for_output()
-        pipe = OutputPipe(reader)
-        try:
-            try:
-                call = await self._link.call(body, self._link.nothing, writer, self._link.nothing, pipe.end)
-            finally:
-                os.close(writer)
-            try:
-                while True:
-                    try:
-                        chunk = await pipe.receive()
-                    except anyio.EndOfStream:
-                        break
-                    yield chunk
-                last = await _done(call, path)
-                if on_done is not None:
-                    on_done(last)
-            finally:
-                await call.aclose()
-        finally:
-            pipe.close()
+        async with reading(self._link, body) as (call, pipe):
+            while True:
+                try:
+                    chunk = await pipe.receive()
+                except anyio.EndOfStream:
+                    break
+                yield chunk
+            last = await _done(call, path)
+            if on_done is not None:
+                on_done(last)
 
 
 def _nothing() -> None:
@@ -249,48 +240,6 @@ async def _done(call: Call, path: str) -> Ended:
     if ended.word != "done":
         refuse(ended, path)
     return ended
-
-
-def inside(path: str) -> str:
-    """Return the absolute form of a path; FileRefused `invalid_path` where it ends outside of the three roots."""
-    full = posixpath.normpath(posixpath.join(WORKSPACE, path))
-    full = "/" + full.lstrip("/")
-    if "\0" in path or not _encodable(path) or not any(full == root or full.startswith(root + "/") for root in ROOTS):
-        raise FileRefused(
-            f"{path!r} is not a place that the file tools reach",
-            f"use a path below {', '.join(ROOTS)}",
-            code="invalid_path",
-        )
-    return full
-
-
-def _encodable(text: str) -> bool:
-    """Whether the kernel can be given this text: surrogates that stand for no byte cannot."""
-    try:
-        os.fsencode(text)
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-def request(*fields: str) -> bytes:
-    """Join fields by NUL; none may contain one."""
-    return b"\0".join(os.fsencode(field) for field in fields)
-
-
-def run_request(argv: Sequence[str], cwd: str, env: Mapping[str, str]) -> bytes:
-    """Return the request for a program, or raise CommandRefused with the errno that the kernel would give."""
-    items = [f"{name}={value}" for name, value in env.items()]
-    if not argv or any("\0" in text for text in (*argv, *items)) or any("=" in name or not name for name in env):
-        raise CommandRefused("not a command: empty, or with a zero byte or a bad variable name", code="EINVAL")
-    if not all(map(_encodable, (*argv, *items))):
-        raise CommandRefused("a lone surrogate is no text", "send valid Unicode", code="EINVAL")
-    words = [os.fsencode(text) for text in (*argv, *items)]
-    if max(map(len, words)) >= _ONE_ARGUMENT or sum(map(len, words)) + 9 * len(words) > _ALL_ARGUMENTS:
-        raise CommandRefused(
-            "arguments and environment are too long", "pass the data by a file or standard input", code="E2BIG"
-        )
-    return b"\0".join((b"run", os.fsencode(inside(cwd)), str(len(argv)).encode(), *words))
 
 
 def _flag(value: bool) -> str:

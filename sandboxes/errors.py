@@ -5,6 +5,9 @@
     +-- SandboxLost             it died, or no longer answers
     +-- CommandRefused          the program could not be started
     +-- FileRefused             a file operation could not be done; `code` is one of `FILE_CODES`
+    +-- JobNotFound             no such job, in this sandbox
+    +-- TooManyJobs             as many run as may
+    +-- NotOffered              this kind cannot do that; the remedy names what can
 
 A program's exit code is never an error.
 """
@@ -60,3 +63,15 @@ class FileRefused(SandboxError):
     def __init__(self, message: str, remedy: str = "", *, code: FileCode) -> None:
         super().__init__(message, remedy)
         self.code: FileCode = code
+
+
+class JobNotFound(SandboxError):
+    """No job of that name: never started here, forgotten, ended with an earlier sandbox, or its slot was killed."""
+
+
+class TooManyJobs(SandboxError):
+    """All places for jobs are taken by such that run."""
+
+
+class NotOffered(SandboxError):
+    """Something that other kinds have: background jobs, terminals."""

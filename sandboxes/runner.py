@@ -7,9 +7,14 @@ parses what a call asks. A slot reads the request from the control socket, serve
 behind until the kernel says that there is nothing (ECHILD), and answers with lines of at most 64 bytes. A workload
 shares the slots' uid and may kill or stop one; PID 1 it cannot: such a slot is replaced, its orphans are killed.
 
+A background job keeps its slot, which holds the end of the job's output in its own memory and answers later calls
+about it: so a job needs no gateway, and what it writes goes nowhere else.
+
+On the channel:         gateway -> PID 1  `c` any slot, `n` NAME a slot for a new job, `j` NAME that job's slot, `l` the
+                                          names of the jobs; each with the call's four descriptors
 On the control socket:  gateway -> slot   4-byte length, NUL-separated fields; then `c` commits a write
                                           end of file kills
-                        slot -> gateway   accepted, spawned, errno NAME, pids, file CODE, done N M,
+                        slot -> gateway   accepted, spawned, errno NAME, pids, nojob, file CODE, done N M,
                                           exit CODE KILLED, signal NUMBER KILLED, stuck
 """
 
@@ -30,6 +35,12 @@ import struct
 import sys
 import time
 
+TYPE_CHECKING = False  # `typing` costs 6 ms of imports
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    Operation = Callable[["Call", list[bytes]], str]
+
 READY = b"ready 1"
 SPARE_SLOTS = 2
 IDLE_SLOTS = 4
@@ -39,6 +50,8 @@ LIST_DEPTH = 100
 LIST_BYTES = 64 << 20
 BODY_BYTES = 4 << 20
 CHUNK = 256 * 1024
+LOG_BYTES = 1 << 20  # of a job's output this much is kept for sure, twice as much at most
+PIPE_BYTES = 64 * 1024
 OOM_SCORE = b"500"
 WALL = 0x40000000  # __WALL: also children that were cloned without an exit signal
 PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER = 4, 36
@@ -493,6 +506,84 @@ def prefer_as_victim(pid: int) -> None:
         os.close(fd)
 
 
+class Job:
+    """A program that outlives the call which started it: its input, and the end of what it wrote."""
+
+    def __init__(self, title: bytes, input_fd: int, output: int) -> None:
+        self.title = title
+        self.input = input_fd
+        self.output = output
+        self.log = bytearray()
+        self.first = 0
+        self.how = "running 0 0"
+        self.times = [time.time_ns(), 0]
+        os.set_blocking(input_fd, False)
+        os.set_blocking(output, False)
+
+    @property
+    def running(self) -> bool:
+        return self.how.startswith("running")
+
+    def take(self) -> int:
+        """Keep what has come, and of a flood only the end; returns how much came."""
+        try:
+            data = os.read(self.output, CHUNK)
+        except BlockingIOError:
+            return 0
+        if not data:
+            self.close_output()
+        self.log += data
+        if len(self.log) > 2 * LOG_BYTES:
+            surplus = len(self.log) - LOG_BYTES
+            del self.log[:surplus]
+            self.first += surplus
+        return len(data)
+
+    def ended(self, how: str) -> None:
+        """Note how it ended and keep what is in its pipe, but not what others may go on writing to that."""
+        self.how = how
+        self.times[1] = time.time_ns()
+        left = PIPE_BYTES
+        while left > 0 and self.output >= 0:
+            came = self.take()
+            left -= came or left
+        self.close_output()
+        self.close_input()
+
+    def part(self, offset: int, most: int) -> tuple[int, bytes]:
+        """The kept bytes from an offset on; a negative one counts from the end."""
+        total = self.first + len(self.log)
+        start = min(max(offset if offset >= 0 else total + offset, self.first), total)
+        return start, bytes(self.log[start - self.first : start - self.first + most])
+
+    def state(self, start: int) -> bytes:
+        """Seven NUL-ended fields: how it is, when it started and ended, what is kept from where to where, its title."""
+        numbers = (*self.times, start, self.first, self.first + len(self.log))
+        return b"".join(b"%s\0" % field for field in (self.how.encode(), *(b"%d" % one for one in numbers), self.title))
+
+    def feed(self, data: bytes) -> int:
+        """Write what its input takes now; -1 where that is closed."""
+        if self.input < 0:
+            return -1
+        try:
+            return os.write(self.input, data)
+        except BlockingIOError:
+            return 0
+        except BrokenPipeError:
+            self.close_input()
+            return -1
+
+    def close_input(self) -> None:
+        if self.input >= 0:
+            os.close(self.input)
+            self.input = -1
+
+    def close_output(self) -> None:
+        if self.output >= 0:
+            os.close(self.output)
+            self.output = -1
+
+
 class Slot:
     """A forked process that serves one call at a time, and again after the last process of the call is gone."""
 
@@ -500,32 +591,46 @@ class Slot:
         self.link = link
         self.wake = wakeup_pipe()
         self.children = Children(self.wake)
-        self.operations = {
+        self.operations: dict[bytes, Operation] = {
+            b"run": self.run,
+            b"start": self.start_job,
             b"read": self.read_file,
             b"write": self.write_file,
             b"list": self.list_folder,
             b"remove": self.remove_entry,
         }
+        self.job: Job | None = None
+        self.job_operations: dict[bytes, Operation] = {
+            b"look": self.look,
+            b"feed": self.feed,
+            b"stop": self.stop,
+            b"forget": self.forget,
+        }
 
     def serve(self) -> None:
-        while True:
-            data, fds = receive(self.link)
-            if not data or len(fds) != 4:
-                return
-            call = Call(fds)
-            answer = self.answer(call)
-            call.close_streams()
-            self.link.send(b"i")  # idle before the answer: the next call may follow it at once
-            call.tell(answer)
-            call.close()
+        while self.serve_one(self.operations):
+            if self.job is not None:
+                self.attend(self.job)
 
-    def answer(self, call: Call) -> str:
+    def serve_one(self, operations: dict[bytes, Operation]) -> bool:
+        """Serve the next call; False at the end of the link."""
+        data, fds = receive(self.link)
+        if not data or len(fds) != 4:
+            return False
+        call = Call(fds)
+        answer = self.answer(call, operations)
+        call.close_streams()
+        if self.job is None:
+            self.link.send(b"i")  # idle before the answer: the next call may follow it at once
+        call.tell(answer)
+        call.close()
+        return True
+
+    def answer(self, call: Call, operations: dict[bytes, Operation]) -> str:
         try:
             operation, *fields = call.body()
             call.tell("accepted")
-            if operation == b"run":
-                return self.run(call, fields)
-            return self.operations[operation](call, fields)
+            return operations[operation](call, fields)
         except Refused as error:
             return "file " + str(error)
         except Cancelled:
@@ -534,6 +639,16 @@ class Slot:
             return "file " + code_of(error)
 
     def run(self, call: Call, fields: list[bytes]) -> str:
+        refused = self.launch(fields, call.streams)
+        if refused:
+            return refused
+        call.close_streams()
+        call.tell("spawned")
+        self.watch(call)
+        return self.end()
+
+    def launch(self, fields: list[bytes], streams: list[int]) -> str:
+        """Start a program on its streams; the answer to the call where the kernel refuses it, else nothing."""
         folder = open_folder(fields[0])
         try:
             os.fchdir(folder)
@@ -542,19 +657,18 @@ class Slot:
         end = 2 + int(fields[1])
         env = {name: value for name, _, value in (item.partition(b"=") for item in fields[end:])}
         try:
-            pid = spawn(fields[2:end], env, call.streams)
+            pid = spawn(fields[2:end], env, streams)
         except OSError as error:
             return "errno " + errno.errorcode.get(error.errno or 0, "EIO")
         finally:
             os.chdir("/")
-        call.close_streams()
         self.children.started(pid)
-        call.tell("spawned")
         prefer_as_victim(pid)
-        self.watch(call)
-        if not self.children.end():
-            return "stuck"
-        return self.outcome()
+        return ""
+
+    def end(self) -> str:
+        """End the program and what it left behind; how that went is the last word."""
+        return self.outcome() if self.children.end() else "stuck"
 
     def watch(self, call: Call) -> None:
         """Return when the program has ended, or when the gateway wants it to."""
@@ -573,6 +687,78 @@ class Slot:
         if os.WIFSIGNALED(status):
             return "signal %d %d" % (os.WTERMSIG(status), self.children.killed)
         return "exit %d %d" % (os.WEXITSTATUS(status), self.children.killed)
+
+    def start_job(self, call: Call, fields: list[bytes]) -> str:
+        """Start a program whose output is kept here, and whose input stays open."""
+        theirs_in, ours_in = os.pipe2(os.O_CLOEXEC)
+        ours_out, theirs_out = os.pipe2(os.O_CLOEXEC)
+        try:
+            refused = self.launch(fields[1:], [theirs_in, theirs_out, theirs_out])
+        except BaseException:
+            close([ours_in, ours_out])
+            raise
+        finally:
+            close([theirs_in, theirs_out])
+        if refused:
+            close([ours_in, ours_out])
+            return refused
+        self.job = Job(fields[0], ours_in, ours_out)
+        return "done 0 1"
+
+    def attend(self, job: Job) -> None:
+        """Keep what the job writes, notice its end and serve the calls about it, until one of them forgets it."""
+        while self.job is not None:
+            poll = select.poll()
+            for fd in (self.link.fileno(), self.wake, job.output):
+                if fd >= 0:
+                    poll.register(fd, select.POLLIN)
+            ready = {fd for fd, _ in poll.poll()}
+            if job.output in ready:
+                job.take()
+            if self.wake in ready:
+                drain(self.wake)
+                self.children.reap()
+                if self.children.status is not None:
+                    self.end_job(job)
+            if self.link.fileno() in ready and not self.serve_one(self.job_operations):
+                os._exit(1)
+
+    def end_job(self, job: Job) -> None:
+        if job.running:
+            job.ended(self.end())
+
+    def look(self, call: Call, fields: list[bytes]) -> str:
+        """Say how the job is, then what it wrote: from an offset on, or so far before the end; at most so much."""
+        job = self.the_job()
+        os.set_blocking(call.streams[1], False)
+        start, data = job.part(int(fields[0]), int(fields[1]))
+        call.write_out(job.state(start))
+        call.write_out(data)
+        return "done %d 1" % len(data)
+
+    def feed(self, call: Call, fields: list[bytes]) -> str:
+        """Give the job what its input takes at once, and then perhaps its end; `done` counts the bytes taken."""
+        data = b"\0".join(fields[1:])
+        job = self.the_job()
+        taken = job.feed(data)
+        if fields[0] == b"1" and taken == len(data):
+            job.close_input()
+        return "done %d %d" % (max(taken, 0), taken >= 0)
+
+    def stop(self, call: Call, fields: list[bytes]) -> str:
+        job = self.the_job()
+        self.end_job(job)
+        return "stuck" if job.how == "stuck" else "done 0 1"
+
+    def forget(self, call: Call, fields: list[bytes]) -> str:
+        answer = self.stop(call, fields)
+        if answer != "stuck":
+            self.job = None
+        return answer
+
+    def the_job(self) -> Job:
+        assert self.job is not None  # these operations are served only while there is one
+        return self.job
 
     def read_file(self, call: Call, fields: list[bytes]) -> str:
         start, follow = int(fields[1]), fields[3] == b"1"
@@ -818,6 +1004,7 @@ class Runner:
         self.wake = wakeup_pipe()
         self.slots: dict[int, _socket.socket] = {}
         self.idle: list[int] = []
+        self.jobs: dict[bytes, int] = {}
         self.leaving: set[int] = set()
         self.strays = False
         self.poll = select.poll()
@@ -844,13 +1031,19 @@ class Runner:
             data = b""
         if not data:
             self.drop(pid)
-        elif len(self.idle) >= IDLE_SLOTS:
+            return
+        self.forget_jobs(pid)
+        if len(self.idle) >= IDLE_SLOTS:
             self.leaving.add(pid)  # it may still have to give its answer; then it sees the end of its link and goes
             self.forget(pid)
         elif pid not in self.idle:
             self.idle.append(pid)
 
+    def forget_jobs(self, pid: int) -> None:
+        self.jobs = {name: slot for name, slot in self.jobs.items() if slot != pid}
+
     def forget(self, pid: int) -> None:
+        self.forget_jobs(pid)
         link = self.slots.pop(pid, None)
         if pid in self.idle:
             self.idle.remove(pid)
@@ -897,27 +1090,44 @@ class Runner:
         if not data or len(fds) != 4:
             close(fds)
             return False
-        if not self.give(fds):
-            self.refuse(fds)
+        refused = self.route(data[:1], data[1:], fds)
+        if refused:
+            self.say(fds[0], refused)
         close(fds)
         while len(self.idle) < SPARE_SLOTS and self.fork():
             pass
         return True
 
-    def give(self, fds: list[int]) -> bool:
-        rights = [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, b"".join(map(FD.pack, fds)))]
+    def route(self, word: bytes, name: bytes, fds: list[int]) -> bytes:
+        """Give a call to the slot that it is for; the answer where there is none, or where PID 1 has it itself."""
+        if word == b"l":
+            self.say(fds[2], b"".join(job + b"\n" for job in self.jobs))
+            return b"done 0 1\n"
+        if word == b"j":
+            return b"" if self.give(self.jobs.get(name, 0), fds) else b"nojob\n"
         while self.idle or self.fork():
             pid = self.idle.pop()
-            try:
-                self.slots[pid].sendmsg([b"c"], rights, _socket.MSG_DONTWAIT)
-                return True
-            except OSError:
-                self.drop(pid)
-        return False
+            if self.give(pid, fds):
+                if word == b"n":
+                    self.jobs[name] = pid
+                return b""
+        return b"pids\n"
 
-    def refuse(self, fds: list[int]) -> None:
+    def give(self, pid: int, fds: list[int]) -> bool:
+        if pid not in self.slots:
+            return False
+        rights = [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, b"".join(map(FD.pack, fds)))]
         try:
-            os.write(fds[0], b"pids\n")
+            self.slots[pid].sendmsg([b"c"], rights, _socket.MSG_DONTWAIT)
+        except OSError:
+            self.drop(pid)
+            return False
+        return True
+
+    def say(self, fd: int, text: bytes) -> None:
+        """Write what fits any empty pipe or socket."""
+        try:
+            os.write(fd, text)
         except OSError:
             pass
 

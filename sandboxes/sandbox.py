@@ -12,9 +12,15 @@ from typing import Final, Literal, Protocol, Self
 import anyio
 from anyio.abc import ByteReceiveStream, ByteSendStream
 
+from sandboxes.errors import NotOffered
+
 WORKSPACE: Final = "/workspace"
 HOME: Final = "/home/agent"
 CHUNK_BYTES: Final = 256 * 1024
+JOBS: Final = "background jobs"
+"""What a kind lacks that has none."""
+MOST_JOBS: Final = 16
+JOB_LOG_BYTES: Final = 1 << 20
 _SOON_SECONDS: Final = 0.003
 
 
@@ -113,6 +119,74 @@ class Process(ABC):
         await self.aclose()
 
 
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A program in the background, as its sandbox tells it. `exit` is None while it runs; of what it wrote the bytes
+    `first..total` are kept; times in seconds since 1970."""
+
+    name: str
+    title: str
+    exit: Exit | None
+    started: float
+    ended: float | None
+    first: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
+class JobOutput:
+    """A part of a job's output, and the job at that moment. `start` is where the part begins: later than asked for
+    where the bytes there are gone."""
+
+    job: Job
+    start: int
+    data: bytes
+
+
+class Jobs(ABC):
+    """The background jobs of one sandbox: programs that run on after the call that started them, until they end, are
+    stopped, or the sandbox ends. They and their output are kept inside the sandbox.
+
+    At most `MOST_JOBS` are kept, the oldest that has ended makes room. Of each job's output (both streams, as they
+    came) the last `JOB_LOG_BYTES` are kept at least, twice as much at most: a flood neither fills anything nor waits
+    for a reader. Every method raises SandboxLost once the sandbox is dead, and JobNotFound for what is not there.
+    """
+
+    @abstractmethod
+    async def start(
+        self,
+        name: str,
+        argv: Sequence[str],
+        *,
+        title: str = "",
+        cwd: str = WORKSPACE,
+        env: Mapping[str, str] | None = None,
+    ) -> None:
+        """Start a program under a name of `[A-Za-z0-9-]` that is new in this session; its input stays open.
+
+        Raises as `Sandbox.start` does, and TooManyJobs. `title` is what `list` shows, cut at 200 bytes.
+        """
+
+    @abstractmethod
+    async def list(self) -> tuple[Job, ...]:
+        """All that are kept, in the order of their start."""
+
+    @abstractmethod
+    async def read(self, name: str, offset: int = 0, max_bytes: int = CHUNK_BYTES) -> JobOutput:
+        """Output from a byte offset on, counted from its start; a negative offset counts from its present end."""
+
+    @abstractmethod
+    async def write(self, name: str, data: bytes, *, close: bool = False) -> int:
+        """Give it input; returns how many bytes were taken, which is what its pipe had room for.
+
+        `close` ends the input where all was taken. Raises anyio.BrokenResourceError where it is closed.
+        """
+
+    @abstractmethod
+    async def stop(self, name: str) -> Job:
+        """Kill its whole process tree; it is dead when this returns. One that has ended is fine."""
+
+
 FileKind = Literal["file", "directory", "symlink", "other"]
 
 
@@ -183,6 +257,11 @@ class Sandbox(ABC):
     @abstractmethod
     async def remove(self, path: str, *, recursive: bool = False) -> None:
         """Remove a file, a link itself, or a folder (with all in it only if `recursive`). Missing is `missing_file`."""
+
+    @property
+    def jobs(self) -> Jobs:
+        """Its background jobs. Raises NotOffered where the kind has none."""
+        raise no_jobs(self.kind)
 
     @abstractmethod
     async def aclose(self) -> None:
@@ -268,11 +347,19 @@ def _only(group: BaseExceptionGroup[BaseException]) -> BaseException:
     return error
 
 
+def no_jobs(kind: str) -> NotOffered:
+    """What a kind without jobs raises."""
+    return NotOffered(
+        f"a sandbox of kind {kind} has no background jobs",
+        "Run it in the foreground, or use a profile of kind local or docker.",
+    )
+
+
 class SandboxKind(ABC):
     """Opens sandboxes of one kind on this machine.
 
-    `lacks` names the programs that tools need and its sandboxes do not have: such tools are not offered. A kind whose
-    `opens` is False has no sandbox at all.
+    `lacks` names what tools need and its sandboxes do not have, programs and `JOBS`: such tools are not offered. A kind
+    whose `opens` is False has no sandbox at all.
     """
 
     name: str

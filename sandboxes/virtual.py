@@ -21,7 +21,7 @@ from sandboxes.cgroups import Counters
 from sandboxes.channel import Channel
 from sandboxes.direct import DirectSandbox
 from sandboxes.errors import SandboxError, SandboxUnavailable
-from sandboxes.sandbox import HOME, WORKSPACE, Probe, SandboxKind, SandboxSpec
+from sandboxes.sandbox import HOME, JOBS, WORKSPACE, Jobs, Probe, SandboxKind, SandboxSpec, no_jobs
 
 CANNOT: Final = (
     "run programs (python, git, compilers, what you upload): it has its own versions of some 160 text tools, no more",
@@ -62,6 +62,10 @@ class VirtualSandbox(DirectSandbox):
         """The interpreter's, on this machine."""
         return self._process.pid
 
+    @property
+    def jobs(self) -> Jobs:
+        raise no_jobs(self.kind)
+
     def counters(self) -> Counters:
         return Counters()
 
@@ -80,7 +84,7 @@ class VirtualKind(SandboxKind):
     """Sandboxes by bashkit. Nothing of them is on disk: both arguments are what every kind is made with."""
 
     name = "virtual"
-    lacks = frozenset({"python3"})
+    lacks = frozenset({"python3", JOBS})
 
     def __init__(self, state_dir: Path, *, instance: str) -> None:
         self._open: dict[str, VirtualSandbox] = {}

@@ -13,8 +13,9 @@ import pytest
 from sandboxes import Exit, FileRefused, SandboxLost, channel
 from sandboxes.cgroups import Counters
 from sandboxes.channel import Channel, Ended
-from sandboxes.direct import DirectSandbox, inside, name_exit, run_request
+from sandboxes.direct import DirectSandbox, name_exit
 from sandboxes.errors import CommandRefused
+from sandboxes.request import inside, run_request
 
 pytestmark = pytest.mark.anyio
 
@@ -258,6 +259,26 @@ async def test_a_listing_longer_than_asked_is_refused(scripted: Script) -> None:
     sandbox, _ = scripted(listing(b"a\0file\x001\x000\x000\0" * 3))
     with pytest.raises(FileRefused, match="more entries"):
         await sandbox.list(max_entries=2)
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        b"",
+        b"running 0 0\x001\0",
+        b"running 0 0\x001\x000\x00-1\x000\x000\0title\0",
+        b"exit 1000 0\x001\x001\x000\x000\x000\0title\0",
+        b"paused 0 0\x001\x000\x000\x000\x000\0title\0",
+        b"stuck\x001\x000\x000\x000\x000\0title\0",
+        b"running 0 0\x001\x000\x000\x000\x000\0title\0more than was asked",
+        b"x" * 5000,
+    ],
+)
+async def test_a_job_that_makes_no_sense_ends_the_sandbox(scripted: Script, state: bytes) -> None:
+    sandbox, inner = scripted(listing(state))
+    with anyio.fail_after(5), pytest.raises(SandboxLost):
+        await sandbox.jobs.read("j-1", max_bytes=10)
+    assert inner.ended == 1
 
 
 @pytest.mark.parametrize(

@@ -50,6 +50,7 @@ class TestVirtual(SandboxConformance):
         "test_arguments_that_are_not_text_arrive_as_they_are": PLAIN_TEXT,
         "test_names_that_are_not_plain_text_survive": PLAIN_TEXT,
     }
+    lacks = VirtualKind.lacks
     output_bytes = 10 << 20
     file_bytes = 9 << 20
     folder_entries = 5000
