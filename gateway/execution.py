@@ -19,6 +19,7 @@ from gateway.results import SessionResults
 from gateway.sandbox_view import SandboxView
 from gateway.sessions import Session
 from gateway.spool import SpoolFolder, Spools
+from gateway.text import joined
 from gateway.toolbox import Toolbox
 from gateway.tools.tool import Outcome, Tool, ToolContext
 from sandboxes import Sink
@@ -93,7 +94,7 @@ class CallRunner:
     ) -> tuple[ToolCall, Outcome, HookBroken | None]:
         call = active.call
         tool = self.toolbox.get(call.tool)
-        if tool is None or call.tool not in {one.name for one in session.tools}:
+        if tool is None or call.tool not in session.tool_names:
             return (
                 call,
                 invalid(
@@ -198,15 +199,12 @@ class CallRunner:
         stored = {one.stream for one in done.result.references}
         limit, blocks, cut = session.limits.output, [], done.result.truncated and not stored
         for block in done.result.content:
-            text = block.text
-            if (block.stream or "stdout") not in stored and len(text.encode(errors="replace")) > limit:
-                half, cut = limit // 2, True
-                encoded = text.encode(errors="replace")
-                text = (
-                    f"{encoded[:half].decode(errors='ignore')}\n... {len(encoded) - 2 * half:,} bytes left out ...\n"
-                    f"{encoded[-half:].decode(errors='ignore')}"
-                )
-            blocks.append(block.model_copy(update={"text": text}))
+            if (block.stream or "stdout") not in stored and 4 * len(block.text) > limit:
+                whole = block.text.encode(errors="replace")
+                if len(whole) > limit:
+                    half, cut = limit // 2, True
+                    block = block.model_copy(update={"text": joined(whole[:half], whole[-half:], len(whole))})
+            blocks.append(block)
         truncated = cut or any(spools[stream].truncated for stream in STREAMS)
         return replace(done, result=done.result.model_copy(update={"content": tuple(blocks), "truncated": truncated}))
 

@@ -96,6 +96,7 @@ class Session:
 
     def __post_init__(self) -> None:
         self.last_used = self.last_used or self.row.last_used
+        self.tool_names = frozenset(one.name for one in self.tools)
         self.parallel = anyio.CapacityLimiter(self.limits.parallel_calls)
         self.keys = anyio.Lock()
         self._lock = anyio.Lock()

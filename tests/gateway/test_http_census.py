@@ -9,12 +9,12 @@ from urllib.parse import urlsplit
 import anyio
 import httpx2
 import pytest
-from fastapi import FastAPI
 from fastapi.routing import iter_route_contexts
 
 from gateway.build import State, tokens_of
 from gateway.settings import Server
 from gateway.transports.http.app import create_app
+from gateway.transports.http.calls import Direct
 from gateway.transports.http.guard import OPEN_PATHS, Guard
 from tests.gateway.conftest import Served
 
@@ -27,9 +27,9 @@ def routes(server: Served) -> dict[str, set[str]]:
     """Each path of the application, as it is written there, and its methods."""
     guard = create_app(server.gateway, tokens_of(State(server.state_dir, "census", -1)), Server(), 1)
     assert isinstance(guard, Guard)
-    assert isinstance(guard.app, FastAPI)
+    assert isinstance(guard.app, Direct)
     found: dict[str, set[str]] = {}
-    for context in iter_route_contexts(guard.app.routes):
+    for context in iter_route_contexts(guard.app.app.routes):
         assert context.path is not None
         found.setdefault(context.path, set()).update(context.methods or ())
     return found

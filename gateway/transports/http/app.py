@@ -26,7 +26,8 @@ def create_app(gateway: Gateway, tokens: Tokens, server: Server, port: int) -> A
     install_problem_handlers(app)
     hosts = allowed_hosts(server.host, server.allowed_hosts)
     origins = frozenset({f"http://{host}:{port}" for host in hosts} | {one.lower() for one in server.allowed_origins})
-    return Guard(app, authenticator(gateway, tokens), hosts, origins, int(server.json_body), int(server.upload))
+    direct = calls.Direct(app)
+    return Guard(direct, authenticator(gateway, tokens), hosts, origins, int(server.json_body), int(server.upload))
 
 
 def authenticator(gateway: Gateway, tokens: Tokens) -> Callable[[str], Principal | None]:

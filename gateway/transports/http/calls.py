@@ -2,12 +2,15 @@
 
 import base64
 import json
+import logging
 import re
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Annotated, Final
 
 import anyio
-from fastapi import APIRouter, Header, Query, Request
+from fastapi import APIRouter, FastAPI, Header, Query, Request
 from fastapi.sse import format_sse_event
 from pydantic import ValidationError
 from starlette.responses import Response, StreamingResponse
@@ -16,9 +19,11 @@ from gateway.calls import ActiveCall, OutputEvent, ProgressEvent, output_events
 from gateway.errors import NotFound, Unprocessable
 from gateway.models import STREAMS, CallRecord, CallRequest, Stream, ToolResult, Wire
 from gateway.transports.http.app import TheGateway, TheSession, the_gateway, the_session
-from gateway.transports.http.problems import invalid_body, unreadable_body
+from gateway.transports.http.guard import Receive, Scope, Send
+from gateway.transports.http.problems import answer_to, invalid_body, unreadable_body
 from gateway.wire import Accepted, CallList, Cancelled, Output, Progress
 
+logger = logging.getLogger(__name__)
 router = APIRouter(prefix="/v1/sessions/{session_id}/calls", tags=["calls"])
 
 KEEPALIVE_SECONDS: Final = 15.0
@@ -27,6 +32,7 @@ QUICK_SECONDS: Final = 0.02
 MAX_KEY_CHARACTERS: Final = 255
 MAX_SEQUENCE: Final = 2**63 - 1
 EVENT_STREAM: Final = "text/event-stream"
+CALLS_PATH: Final = re.compile(r"/v1/sessions/(?P<session_id>[^/]+)/calls")
 _EVENT_ID: Final = re.compile(r"stdout:(\d{1,18}),stderr:(\d{1,18})")
 
 LastEventId = Annotated[str | None, Header(alias="Last-Event-ID")]
@@ -56,7 +62,6 @@ async def call(request: Request) -> Response:
 
     Without an Idempotency-Key the call ends when its client is gone; with one it runs on, and a retry gets its answer.
     """
-    # the busiest route takes its request apart itself: the framework's way costs a third of a millisecond more
     gateway = await the_gateway(request)
     session = await the_session(request.path_params["session_id"], request)
     body = _call_request(await request.body())
@@ -68,6 +73,30 @@ async def call(request: Request) -> Response:
     if not active.keyed:
         return _json(await _while_connected(request, active))
     return _json(await active.wait())
+
+
+@dataclass(frozen=True, slots=True)
+class Direct:
+    """Answers a call in front of the framework, and passes on everything else.
+
+    The framework's routing and middleware cost 0.2 to 0.3 ms of the 2.7 that a call of `echo hi` takes.
+    """
+
+    app: FastAPI
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        found = CALLS_PATH.fullmatch(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
+        if found is None:
+            await self.app(scope, receive, send)
+            return
+        scope["app"], scope["path_params"] = self.app, found.groupdict()
+        try:
+            response = await call(Request(scope, receive, send))
+        except Exception as error:
+            response = answer_to(error)
+            if response.status_code == HTTPStatus.INTERNAL_SERVER_ERROR:
+                logger.exception("%s", scope["path"])
+        await response(scope, receive, send)
 
 
 @router.get("")

@@ -34,40 +34,33 @@ def _response(status: int, title: str, detail: str, code: str, remedy: str, head
 def install_problem_handlers(app: FastAPI) -> None:
     """Make every refusal of the application a problem, also the framework's own."""
 
-    async def on_problem(_: Request, error: Exception) -> Response:
-        assert isinstance(error, Problem)
-        return problem_response(error)
+    async def answer(_: Request, error: Exception) -> Response:
+        return answer_to(error)
 
-    async def on_sandbox(_: Request, error: Exception) -> Response:
-        assert isinstance(error, SandboxError)
-        return problem_response(file_problem(error))
+    for kind in (Problem, SandboxError, RequestValidationError, HTTPException, ClientDisconnect, Exception):
+        app.add_exception_handler(kind, answer)
 
-    async def on_validation(_: Request, error: Exception) -> Response:
-        assert isinstance(error, RequestValidationError)
-        return problem_response(invalid_body(error))
 
-    async def on_http(_: Request, error: Exception) -> Response:
-        assert isinstance(error, HTTPException)
-        if isinstance(error.__cause__, Problem):  # FastAPI makes a 400 of what is raised while it reads a body
-            return problem_response(error.__cause__)
-        if isinstance(error.__cause__, RecursionError | ValueError):
+def answer_to(error: Exception) -> Response:
+    """The answer to whatever a route raised."""
+    match error:
+        case Problem():
+            return problem_response(error)
+        case SandboxError():
+            return problem_response(file_problem(error))
+        case RequestValidationError():
+            return problem_response(invalid_body(error))
+        case HTTPException(__cause__=Problem() as cause):  # FastAPI makes a 400 of what is raised while it reads a body
+            return problem_response(cause)
+        case HTTPException(__cause__=RecursionError() | ValueError()):
             return problem_response(unreadable_body())
-        title = TITLES.get(error.status_code, "Refused")
-        code = title.lower().replace(" ", "_")
-        return _response(error.status_code, title, title, code, "", dict(error.headers or {}))
-
-    async def on_disconnect(_: Request, error: Exception) -> Response:
-        return Response(status_code=400)  # nobody is there to read it; without a handler it would be logged as ours
-
-    async def on_anything(_: Request, error: Exception) -> Response:
-        return problem_response(Problem("the gateway failed", "Its log has the reason."))
-
-    app.add_exception_handler(Problem, on_problem)
-    app.add_exception_handler(SandboxError, on_sandbox)
-    app.add_exception_handler(RequestValidationError, on_validation)
-    app.add_exception_handler(HTTPException, on_http)
-    app.add_exception_handler(ClientDisconnect, on_disconnect)
-    app.add_exception_handler(Exception, on_anything)
+        case HTTPException():
+            title = TITLES.get(error.status_code, "Refused")
+            code = title.lower().replace(" ", "_")
+            return _response(error.status_code, title, title, code, "", dict(error.headers or {}))
+        case ClientDisconnect():
+            return Response(status_code=400)  # nobody is there to read it
+    return problem_response(Problem("the gateway failed", "Its log has the reason."))
 
 
 def invalid_body(error: RequestValidationError | ValidationError) -> Unprocessable:
