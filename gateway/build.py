@@ -29,7 +29,7 @@ from gateway.spool import SpoolFolder
 from gateway.toolbox import Toolbox
 from gateway.tools.functions import FunctionTool
 from gateway.tools.results import RESULT_TOOLS
-from gateway.tools.sandbox import SANDBOX_TOOLS, CommandTool, program_of
+from gateway.tools.sandbox import SANDBOX_TOOLS, CommandTool, need_of
 from gateway.tools.tool import Tool
 from gateway.workspace_hooks.collect import CollectWorkspace
 from gateway.workspace_hooks.seed import FromHost, Inline, SeedWorkspace
@@ -220,7 +220,7 @@ def works_in(tool: Tool | None, kind: SandboxKind) -> bool:
     """Whether sessions of that kind can use the tool at all."""
     if tool is None or not tool.needs_sandbox:
         return tool is not None
-    return kind.opens and program_of(tool) not in kind.lacks
+    return kind.opens and need_of(tool) not in kind.lacks
 
 
 def narrowed(limits: ProfileLimits, request: LimitsRequest | None) -> ProfileLimits:

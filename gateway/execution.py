@@ -152,6 +152,7 @@ class CallRunner:
         """Run the tool; what it raises becomes a status."""
         ctx = ToolContext(
             session=session.info(call.turn_id),
+            call_id=call.id,
             sandbox=session.sandbox,
             hook_sandbox=SandboxView(session.sandbox, is_executable=session.kind.opens),
             stdout=sinks["stdout"],
@@ -159,6 +160,7 @@ class CallRunner:
             results=SessionResults(session.id, self.results, self.journal),
             timeout_seconds=session.limits.call_seconds,
             max_timeout_seconds=session.limits.max_call_seconds,
+            job_offsets=session.job_offsets,
         )
         try:
             with anyio.fail_after(session.limits.max_call_seconds + OVERRUN_SECONDS):

@@ -7,7 +7,16 @@ from gateway.errors import Problem, SandgateError, Unavailable, Unprocessable
 from gateway.models import Fault, ToolCall, ToolResult
 from gateway.pipeline import Stopped
 from gateway.tools.tool import Outcome
-from sandboxes import CommandRefused, FileRefused, SandboxError, SandboxLost, SandboxUnavailable
+from sandboxes import (
+    CommandRefused,
+    FileRefused,
+    JobNotFound,
+    NotOffered,
+    SandboxError,
+    SandboxLost,
+    SandboxUnavailable,
+    TooManyJobs,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -65,6 +74,12 @@ def failed_outcome(error: Exception, call: ToolCall) -> Outcome:
             return Outcome("disk", code="disk_full", message=error.message, remedy=error.remedy)
         case FileRefused():
             return Outcome("failed", code=error.code, message=error.message, remedy=error.remedy)
+        case NotOffered():
+            return invalid("unsupported_tool", error.message, error.remedy)
+        case JobNotFound():
+            return Outcome("failed", code="missing_job", message=error.message, remedy=error.remedy)
+        case TooManyJobs():
+            return Outcome("failed", code="too_many_jobs", message=error.message, remedy=error.remedy)
         case Problem(code="session_closed"):
             return Outcome("cancelled", code="cancelled", message=error.message, remedy=error.remedy)
         case Problem():

@@ -89,6 +89,7 @@ class Session:
     state: SessionState = "open"
     last_used: float = 0.0
     running: dict[str, ActiveCall] = field(default_factory=dict)
+    job_offsets: dict[str, int] = field(default_factory=dict)
     close_report: CloseReport | None = None
     closed: anyio.Event = field(default_factory=anyio.Event)
     results_bytes: int = 0

@@ -180,7 +180,7 @@ class OffloadRule(Wire):
         return self
 
 
-PAGED_TOOLS: Final = ("read_result", "read_file", "ls", "glob", "grep")
+PAGED_TOOLS: Final = ("read_result", "read_file", "ls", "glob", "grep", "job_output")
 
 
 class OffloadSettings(Wire):

@@ -10,8 +10,9 @@ from pydantic import JsonValue
 
 from gateway.matching import glob_matches
 from gateway.models import Arguments, ToolDefinition
+from gateway.tools.jobs import JOB_TOOLS, start_in_background
 from gateway.tools.tool import Alias, Outcome, Tool, ToolContext
-from sandboxes import WORKSPACE, Entry, ExecResult, FileRefused, Sandbox, Sink
+from sandboxes import JOBS, WORKSPACE, Entry, ExecResult, FileRefused, Sandbox, Sink
 
 MAX_TEXT_FILE: Final = 10 << 20
 READ_LINES: Final = 2000
@@ -110,7 +111,11 @@ class Bash:
 
     needs_sandbox: ClassVar[bool] = True
     aliases: ClassVar[tuple[Alias, ...]] = (
-        Alias("Bash", (("timeout", "timeout_s"), ("description", None)), milliseconds=("timeout",)),
+        Alias(
+            "Bash",
+            (("timeout", "timeout_s"), ("description", None), ("run_in_background", "background")),
+            milliseconds=("timeout",),
+        ),
         Alias("execute", (("timeout", "timeout_s"),)),
         Alias("exec_command", (("cmd", "command"), ("workdir", "cwd"))),
         Alias("shell", (("timeout", "timeout_s"),)),
@@ -119,7 +124,8 @@ class Bash:
         name="bash",
         description=(
             "Run a shell command in the sandbox. Each call is a new shell in /workspace: files stay, the "
-            "current directory and variables do not, and what is started with & ends with the call. A "
+            "current directory and variables do not, and what is started with & ends with the call; background=true "
+            "keeps it: the call returns a job's id at once, for job_output, job_input, job_stop and job_list. A "
             "non-zero exit code is a result, not an error. Large output is stored and comes back as a "
             "preview with a reference for read_result."
         ),
@@ -128,12 +134,17 @@ class Bash:
             command=_text("The command line.", minLength=1),
             timeout_s=_TIMEOUT,
             cwd=_text("Folder to start in; default: /workspace.", minLength=1),
+            background={"type": "boolean", "description": "Run on after this call; default: false."},
         ),
         open_world=True,
     )
 
     async def run(self, arguments: Arguments, ctx: ToolContext) -> Outcome:
-        return await run_command(["bash", "-c", "--", str(arguments["command"])], arguments, ctx)
+        command = str(arguments["command"])
+        argv = ["bash", "-c", "--", command]
+        if arguments.get("background"):
+            return await start_in_background(argv, command, arguments, ctx)
+        return await run_command(argv, arguments, ctx)
 
 
 @dataclass(frozen=True, slots=True)
@@ -458,10 +469,12 @@ class CommandTool:
         return await run_command(argv, {}, ctx, default_seconds=self.timeout_seconds)
 
 
-def program_of(tool: Tool) -> str:
-    """The program that the tool is nothing without; empty where any sandbox has what it needs."""
+def need_of(tool: Tool) -> str:
+    """What the tool is nothing without, a program or `JOBS`; empty where any sandbox has what it needs."""
     if isinstance(tool, CommandTool):
         return tool.argv[0]
+    if tool in JOB_TOOLS:
+        return JOBS
     return "python3" if isinstance(tool, Python) else ""
 
 
@@ -476,4 +489,14 @@ def _plain(value: JsonValue) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-SANDBOX_TOOLS: Final[tuple[Tool, ...]] = (Bash(), Python(), ReadFile(), WriteFile(), EditFile(), Ls(), Glob(), Grep())
+SANDBOX_TOOLS: Final[tuple[Tool, ...]] = (
+    Bash(),
+    Python(),
+    ReadFile(),
+    WriteFile(),
+    EditFile(),
+    Ls(),
+    Glob(),
+    Grep(),
+    *JOB_TOOLS,
+)

@@ -1,6 +1,6 @@
 """Tool: what runs when a call is let through."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
@@ -39,9 +39,11 @@ class ResultReader(Protocol):
 @dataclass(frozen=True, slots=True)
 class ToolContext:
     """What a tool may use. `sandbox()` opens the session's sandbox at the first use. `timeout_seconds` is the limit of
-    this call when it names none itself, `max_timeout_seconds` the most it may ask for."""
+    this call when it names none itself, `max_timeout_seconds` the most it may ask for. `job_offsets` is the session's:
+    up to where each job's output was shown."""
 
     session: SessionInfo
+    call_id: str
     sandbox: Callable[[], Awaitable[Sandbox]]
     hook_sandbox: HookSandbox
     stdout: Sink
@@ -49,6 +51,7 @@ class ToolContext:
     results: ResultReader
     timeout_seconds: float
     max_timeout_seconds: float
+    job_offsets: MutableMapping[str, int]
 
 
 class Tool(Protocol):

@@ -35,7 +35,7 @@ def test_table_of_defaults() -> None:
     assert (limits.output, limits.workspace_size, limits.results_size) == (1 << 20, 512 << 20, 2 << 30)
     assert (settings.agent.profiles, settings.store.retention_hours) == (("default",), 24)
     assert [(rule.tools, rule.when, rule.over_chars) for rule in settings.offload.rules] == [
-        (("read_result", "read_file", "ls", "glob", "grep"), "never", None),
+        (("read_result", "read_file", "ls", "glob", "grep", "job_output"), "never", None),
         (("*",), None, 30_000),
     ]
 
