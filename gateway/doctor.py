@@ -30,6 +30,8 @@ from sandboxes.machine import remedy_for
 Verdict = Literal["ok", "weak", "broken"]
 KNOWN_KINDS: Final = ("local", "docker", "virtual")
 """Kinds that are looked at whether or not a profile names them."""
+_MACHINE_KINDS: Final = ("local", "docker")
+"""Kinds whose gaps are their machine's, which can be given more."""
 _PROGRAM_SECONDS: Final = 10.0
 _CGROUP_REMEDY: Final = (
     "run the gateway as root, or where control groups are delegated to it: "
@@ -214,7 +216,9 @@ async def _kind(profile: Profile, folder: Path, state: State, *, needed: bool) -
     checks = [Check(label, "ok", detail, needed=needed)]
     if groups := probe.facts.get("control groups"):
         checks.append(_cgroups(groups))
-    remedies = {gap: remedy_of_gap(gap) if groups else _KIND_REMEDY for gap in probe.not_enforced}
+    remedies = {
+        gap: remedy_of_gap(gap) if profile.kind in _MACHINE_KINDS else _KIND_REMEDY for gap in probe.not_enforced
+    }
     return [
         *checks,
         *(Check(label, "weak", f"not enforced: {gap}", remedy, needed) for gap, remedy in remedies.items()),

@@ -62,6 +62,9 @@ _PROBE_SECONDS: Final = 30.0
 _THREADS: Final = 8
 _NO_PYTHON: Final = ("executable file not found", "no such file or directory")
 _NOT_YET: Final = "use another image or engine: a slower way, by the engine's own exec, is not there yet"
+_SAME_PLACE: Final = (
+    "run the gateway on the engine's machine; in a container, mount the state folder at the path that it has outside"
+)
 _INSTALL: Final = "install and start Docker (apt-get install docker.io), or set DOCKER_HOST"
 _JOIN: Final = "run the gateway as root, or as a member of the group docker (which makes it as mighty as root)"
 _T = TypeVar("_T")
@@ -437,7 +440,7 @@ class DockerKind(SandboxKind):
         parts.created = True
         restored = self._storage == "disk" and await self._prepare(one)
         name = container_name(one.instance, one.session_id)
-        await self.engine.create(container_options(one), name)
+        await self._create(one, name)
         await self._start(name)
         peer = await self._meet(name, parts.meeting)
         try:
@@ -484,6 +487,15 @@ class DockerKind(SandboxKind):
             raise
         await self.engine.remove(name)
         return False
+
+    async def _create(self, one: Container, name: str) -> None:
+        try:
+            await self.engine.create(container_options(one), name)
+        except SandboxUnavailable as error:
+            if f"bind source path does not exist: {one.channel}" not in error.message:
+                raise
+            state_dir = one.channel.parent.parent
+            raise SandboxUnavailable(f"the engine does not see the state folder at {state_dir}", _SAME_PLACE) from error
 
     async def _start(self, name: str) -> None:
         try:
@@ -568,13 +580,22 @@ async def _shake_hands(peer: Peer, limits: Limits, largest_file: int) -> None:
         raise SandboxUnavailable("the runner ended before it was ready")
 
 
-def build_image(dockerfile: bytes, tag: str = DEFAULT_IMAGE) -> Iterator[str]:
-    """Build an image out of a Dockerfile alone; yields what the engine says, line by line. Blocks.
+def build_image(context: bytes, dockerfile: str, tag: str) -> Iterator[str]:
+    """Build an image out of a tar that holds its Dockerfile; yields what the engine says, line by line. Blocks.
 
     Raises SandboxUnavailable where a step fails.
     """
     with engine_errors(), contextlib.closing(connect(_BUILD_SECONDS)) as api:
-        for word in api.build(fileobj=io.BytesIO(dockerfile), tag=tag, decode=True, rm=True, forcerm=True):
+        words = api.build(
+            fileobj=io.BytesIO(context),
+            custom_context=True,
+            dockerfile=dockerfile,
+            tag=tag,
+            decode=True,
+            rm=True,
+            forcerm=True,
+        )
+        for word in words:
             if "error" in word:
                 raise SandboxUnavailable(f"the image {tag} cannot be built: {word['error'].strip()}")
             yield from str(word.get("stream", "")).splitlines()

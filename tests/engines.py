@@ -1,19 +1,20 @@
-"""Which engines work here, and why not: `local`, `docker`, `s3`, `browser`."""
+"""Which engines work here, and why not: `local`, `docker`, `compose`, `s3`, `browser`."""
 
 import fcntl
 import functools
 import os
 import secrets
 import shutil
+import subprocess
 import tempfile
 from pathlib import Path
 
 import anyio
 
-from gateway.cli.images import dockerfile
+from gateway.cli.images import TAGS, build
 from sandboxes import LocalKind, SandboxError
-from sandboxes.container import BASE_IMAGE, DEFAULT_IMAGE
-from sandboxes.docker import DockerKind, Engine, build_image
+from sandboxes.container import BASE_IMAGE
+from sandboxes.docker import DockerKind, Engine
 
 
 @functools.cache
@@ -24,6 +25,8 @@ def missing(engine: str) -> str | None:
             return anyio.run(_local)
         case "docker":
             return anyio.run(_docker)
+        case "compose":
+            return missing("docker") or _compose()
         case "root":
             return None if os.geteuid() == 0 else "needs root"
         case "browser":
@@ -48,11 +51,16 @@ async def _docker() -> str | None:
             with Path(tempfile.gettempdir(), f"sandgate-tests-image-{os.geteuid()}.lock").open("w") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 images = await engine.ask(lambda api: [tag for one in api.images() for tag in one["RepoTags"] or ()])
-                if f"{DEFAULT_IMAGE}:latest" not in images and BASE_IMAGE in images:
-                    list(build_image(dockerfile()))
+                if f"{TAGS['sandbox']}:latest" not in images and BASE_IMAGE in images:
+                    list(build("sandbox"))
             probe = await DockerKind(engine).probe()
         except SandboxError as error:
             return error.message
         finally:
             await engine.aclose()
     return None if probe.works else probe.reason
+
+
+def _compose() -> str | None:
+    done = subprocess.run(["docker", "compose", "version"], capture_output=True, text=True, check=False)
+    return None if done.returncode == 0 else "docker has no compose plugin (2.24 or newer)"

@@ -128,7 +128,7 @@ def test_profiles_share_a_kind_where_image_and_workspace_are_the_same(tmp_path: 
 @needs_docker
 def test_images_build_says_what_it_does(tmp_path: Path) -> None:
     """From the engine's cache here; .ci/run builds it from nothing."""
-    done = sandgate("images", "build", cwd=tmp_path)
+    done = sandgate("images", "build", "sandbox", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines()[0].startswith("Step 1/")
     assert done.stdout.splitlines()[-1] == "built sandgate/sandbox"
