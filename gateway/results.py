@@ -2,14 +2,15 @@
 
 import re
 import time
-from collections.abc import AsyncIterable, AsyncIterator
+from collections.abc import AsyncIterable, AsyncIterator, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
-from gateway.errors import Gone, NotFound, Unprocessable
+from gateway.errors import Gone, NotFound, Unavailable, Unprocessable
 from gateway.journal import Journal, ResultRow
+from stores import Damaged, PatternRefused, ResultStore, StoreError
 from stores import NotFound as Missing
-from stores import PatternRefused, ResultStore
 
 _REFERENCE: Final = re.compile(r"sandgate://(s-[0-9a-f]{32})/results/([A-Za-z0-9._/-]{1,400})")
 
@@ -45,27 +46,30 @@ class SessionResults:
         return (await self.find(reference)).bytes
 
     async def read(self, reference: str, start: int = 0, end: int | None = None) -> AsyncIterator[bytes]:
-        """The bytes `start..end` in chunks."""
+        """The bytes `start..end` in chunks; of the whole result the last chunk comes only when the digest is right."""
         row = await self.find(reference)
-        try:
-            async for chunk in self.store.read(self.session_id, row.key, start, end):
+        whole = start == 0 and (end is None or end >= row.bytes)
+        with _as_problems():
+            chunks = (
+                self.store.read_whole(self.session_id, row.key, row.sha256)
+                if whole
+                else self.store.read(self.session_id, row.key, start, end)
+            )
+            async for chunk in chunks:
                 yield chunk
-        except Missing:
-            raise Gone("this result's bytes are gone", "Run the call again.") from None
 
     async def lines(self, reference: str, first: int, last: int, max_bytes: int) -> tuple[str, bool]:
         """Lines `first..last` (from 1, both included), and whether `max_bytes` cut them."""
         row = await self.find(reference)
-        page = await self.store.lines(self.session_id, row.key, first, last, max_bytes=max_bytes)
+        with _as_problems():
+            page = await self.store.lines(self.session_id, row.key, first, last, max_bytes=max_bytes)
         return "\n".join(page.lines), page.truncated
 
     async def grep(self, reference: str, pattern: str, max_bytes: int) -> tuple[str, bool]:
         """Matching lines as `number:text`. Linear-time expressions (RE2); raises Unprocessable for others."""
         row = await self.find(reference)
-        try:
+        with _as_problems():
             page = await self.store.grep(self.session_id, row.key, pattern, max_bytes=max_bytes)
-        except PatternRefused as error:
-            raise Unprocessable(error.message, error.remedy, code="invalid_pattern") from error
         return "".join(f"{line.number}:{line.text}\n" for line in page.lines), page.truncated
 
     async def put(self, key: str, source: AsyncIterable[bytes] | bytes, media_type: str, expires: float) -> ResultRow:
@@ -84,3 +88,16 @@ class SessionResults:
         )
         self.journal.add_result(row)
         return row
+
+
+@contextmanager
+def _as_problems() -> Iterator[None]:
+    """What a store raises while it is read, as its reader is told."""
+    try:
+        yield
+    except (Missing, Damaged) as error:
+        raise Gone(f"this result's bytes are gone: {error.message}", "Run the call again.") from error
+    except PatternRefused as error:
+        raise Unprocessable(error.message, error.remedy, code="invalid_pattern") from error
+    except StoreError as error:
+        raise Unavailable(f"the store: {error.message}", error.remedy, code="store_unavailable") from error

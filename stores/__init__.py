@@ -3,6 +3,7 @@
 from stores.backend import StoredKey, StoredObject
 from stores.errors import (
     AlreadyExists,
+    Damaged,
     KeyRefused,
     NotFound,
     PatternRefused,
@@ -30,6 +31,7 @@ from stores.store import Probe, Store
 __all__ = [
     "AlreadyExists",
     "AlwaysOffload",
+    "Damaged",
     "GrepLine",
     "GrepPage",
     "KeyRefused",

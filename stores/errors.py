@@ -4,6 +4,7 @@
     +-- KeyRefused          not a key; nothing was asked of the store
     +-- NotFound            no such object
     +-- AlreadyExists       keys are written once
+    +-- Damaged             what is stored is not what was put there
     +-- StoreUnavailable    the store does not work, or not now; nothing was stored
     +-- QuotaExceeded       more bytes than allowed; nothing was stored
     +-- PatternRefused      not a pattern that can be searched for
@@ -36,6 +37,10 @@ class NotFound(StoreError):
 
 class AlreadyExists(StoreError):
     """The key is taken; what is stored stays as it was."""
+
+
+class Damaged(StoreError):
+    """The bytes that came are not those that were stored: their digest is another."""
 
 
 class StoreUnavailable(StoreError):
@@ -83,8 +88,14 @@ def _from_errno(error: OSError) -> StoreError:
         case errno.EDQUOT:
             return QuotaExceeded("disk quota reached", "raise the quota, or shorten retention")
         case errno.EACCES | errno.EPERM | errno.EROFS:
-            return StoreUnavailable("not permitted", "grant the gateway's user read and write access")
+            return _not_permitted()
+        case None if isinstance(error, PermissionError):
+            return _not_permitted()
         case None:
             return StoreUnavailable(f"the store failed ({type(error).__name__})")
         case code:
             return StoreUnavailable(f"the store failed ({os.strerror(code)})")
+
+
+def _not_permitted() -> StoreUnavailable:
+    return StoreUnavailable("not permitted", "grant the gateway read and write access")

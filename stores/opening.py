@@ -1,5 +1,6 @@
 """From a URI of the operator's to the place that it names."""
 
+import functools
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,6 +17,14 @@ from stores.remote import FsspecBackend, MemoryBackend
 
 _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):(//)?")
 _LOCAL: Final = ("file", "local")
+_PASSWORD: Final = re.compile(r"^([^/]*//[^/@:]*):[^/]*(@)")
+_S3: Final[Mapping[str, object]] = {
+    "use_listings_cache": False,
+    "max_concurrency": 4,
+    "config_kwargs": {"connect_timeout": 5, "read_timeout": 20, "retries": {"max_attempts": 0}},
+}
+"""s3fs tries again by itself, five times, on top of what botocore does."""
+_DEFAULTS: Final = {"s3": _S3, "s3a": _S3}
 
 
 def open_backend(uri: str, options: Mapping[str, object]) -> Backend:
@@ -51,15 +60,18 @@ def _local(path: str, *, relative: bool) -> Backend:
 def _remote(uri: str, protocol: str, options: Mapping[str, object]) -> Backend:
     try:
         with translated():
-            filesystem, root = fsspec.url_to_fs(uri, **{"skip_instance_cache": True, **options})
+            filesystem = fsspec.get_filesystem_class(protocol)
+            root = filesystem._strip_protocol(uri)
     except StoreUnavailable as error:
         if not isinstance(error.__cause__, ValueError):
             raise
-        raise StoreUnavailable(f"{protocol}:// is not known to fsspec, or its options are wrong") from error
-    if isinstance(filesystem, ChainedFileSystem | LocalFileSystem):
+        raise StoreUnavailable(f"{protocol}:// is not known to fsspec") from error
+    if issubclass(filesystem, ChainedFileSystem | LocalFileSystem):
         raise StoreUnavailable(f"{protocol}:// wraps another file system", "name that one itself")
     if not root.strip("/") or re.search(r"[*?\[\]]", root):
         raise StoreUnavailable(
             "the store's root is empty or holds * ? [ ]", "name a bucket, such as s3://bucket/prefix"
         )
-    return FsspecBackend(filesystem, root, protocol)
+    arguments = {**filesystem._get_kwargs_from_urls(uri), **_DEFAULTS.get(protocol, {}), **options}
+    connect = functools.partial(filesystem, **arguments, skip_instance_cache=True)
+    return FsspecBackend(connect, root, protocol, _PASSWORD.sub(r"\1\2", uri))

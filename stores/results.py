@@ -1,11 +1,13 @@
 """Results of sessions, each session's in a scope of its own. What exists and when it expires, the journal knows."""
 
+import hashlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from stores.backend import StoredKey, StoredObject
+from stores.errors import Damaged
 from stores.grep import GrepPage, grep
 from stores.lines import LinesPage, page
 from stores.store import Probe, Source, Store
@@ -56,6 +58,22 @@ class ResultStore:
     def read(self, session_id: str, key: str, start: int = 0, end: int | None = None) -> AsyncIterator[bytes]:
         """Yield the bytes `start..end` in chunks of at most 256 KiB; see `Store.read`."""
         return self._scope(session_id).read(key, start, end)
+
+    async def read_whole(self, session_id: str, key: str, sha256: str) -> AsyncIterator[bytes]:
+        """Yield all of it, the last chunk only when the digest is right: whoever has the end has what was stored.
+
+        Raises Damaged.
+        """
+        digest, held = hashlib.sha256(), b""
+        async for chunk in self.read(session_id, key):
+            digest.update(chunk)
+            if held:
+                yield held
+            held = chunk
+        if digest.hexdigest() != sha256:
+            raise Damaged("what is stored is not what was put there", "run the call again")
+        if held:
+            yield held
 
     async def lines(
         self, session_id: str, key: str, first: int, last: int, *, max_bytes: int = PAGE_BYTES

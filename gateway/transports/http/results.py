@@ -98,7 +98,9 @@ async def _bytes(results: SessionResults, row: ResultRow, wanted: str | None) ->
     }
     if status == 206:
         headers["content-range"] = f"bytes {start}-{end - 1}/{row.bytes}"
-    return StreamingResponse(_chunks(results, row, start, end), status, headers, row.media_type)
+    chunks = results.read(row.key, start, end)
+    first = await anext(chunks, b"")  # a store that does not answer is told before anything else is
+    return StreamingResponse(_after(first, chunks), status, headers, row.media_type)
 
 
 def _byte_range(first: str, last: str, size: int) -> tuple[int, int]:
@@ -109,6 +111,7 @@ def _byte_range(first: str, last: str, size: int) -> tuple[int, int]:
     return start, end
 
 
-async def _chunks(results: SessionResults, row: ResultRow, start: int, end: int) -> AsyncIterator[bytes]:
-    async for chunk in results.read(row.key, start, end):
+async def _after(first: bytes, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    yield first
+    async for chunk in chunks:
         yield chunk
