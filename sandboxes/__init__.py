@@ -15,6 +15,7 @@ from sandboxes.errors import (
     TooManyJobs,
 )
 from sandboxes.hooks import SandboxContext, SandboxHook
+from sandboxes.kind import Probe, SandboxKind, SandboxSpec
 from sandboxes.local import LocalKind, LocalSandbox
 from sandboxes.none import NoSandboxKind
 from sandboxes.sandbox import (
@@ -32,11 +33,8 @@ from sandboxes.sandbox import (
     Jobs,
     Limits,
     Listing,
-    Probe,
     Process,
     Sandbox,
-    SandboxKind,
-    SandboxSpec,
     Sink,
 )
 from sandboxes.virtual import VirtualKind, VirtualSandbox

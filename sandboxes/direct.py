@@ -1,8 +1,9 @@
 """A sandbox over a direct channel: programs and files, the same for every kind that has a runner inside."""
 
+import asyncio
 import os
 from abc import abstractmethod
-from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Final, get_args
 
 import anyio
@@ -83,16 +84,27 @@ def name_exit(ended: Ended, before: Counters, after: Counters, asked: bool = Fal
 
 
 class DirectSandbox(Sandbox):
-    """What a kind adds: where the channel comes from, the counters, and `aclose`."""
+    """What a kind adds: where the channel comes from, the counters, and what `end` frees when the channel is closed."""
 
     channel = "direct"
 
-    def __init__(self, session_id: str, link: Channel, env: Mapping[str, str], *, restored: bool) -> None:
+    def __init__(
+        self,
+        session_id: str,
+        link: Channel,
+        env: Mapping[str, str],
+        end: Callable[[], Awaitable[object]],
+        *,
+        restored: bool,
+    ) -> None:
         self.session_id = session_id
         self.restored = restored
         self._link = link
         self._env = env
         self._jobs = DirectJobs(link, env)
+        self._end = end
+        self._closing = False
+        self._closed = asyncio.Event()
 
     @property
     def jobs(self) -> Jobs:
@@ -105,6 +117,18 @@ class DirectSandbox(Sandbox):
     @property
     def alive(self) -> bool:
         return self._link.lost is None
+
+    async def aclose(self) -> None:
+        self._link.lose("the sandbox is closed")
+        if self._closing:
+            await self._closed.wait()
+            return
+        self._closing = True
+        try:
+            with anyio.CancelScope(shield=True):
+                await self._end()
+        finally:
+            self._closed.set()
 
     async def start(
         self, argv: Sequence[str], *, cwd: str = WORKSPACE, env: Mapping[str, str] | None = None, stdin: bool = False

@@ -3,7 +3,6 @@
 Whoever reaches the engine's socket is root on its machine; the gateway is one of them, a sandbox never.
 """
 
-import asyncio
 import contextlib
 import io
 import logging
@@ -46,9 +45,9 @@ from sandboxes.container import (
 )
 from sandboxes.direct import DirectSandbox
 from sandboxes.errors import SandboxError, SandboxUnavailable
+from sandboxes.kind import Probe, SandboxKind, SandboxSpec
 from sandboxes.meeting import Meeting, Peer
-from sandboxes.sandbox import Limits, Probe, SandboxKind, SandboxSpec
-from sandboxes.workspaces import check_session_id
+from sandboxes.sandbox import Limits
 
 _LEAST_API: Final = "1.41"
 _HARDENED_ENGINE: Final = (29, 5, 1)
@@ -58,7 +57,6 @@ _OPEN_SECONDS: Final = 10.0
 _LOOK_SECONDS: Final = 0.5
 _PREPARE_SECONDS: Final = 15
 _REMOVE_SECONDS: Final = 5.0
-_PROBE_SECONDS: Final = 30.0
 _THREADS: Final = 8
 _NO_PYTHON: Final = ("executable file not found", "no such file or directory")
 _NOT_YET: Final = "use another image or engine: a slower way, by the engine's own exec, is not there yet"
@@ -286,10 +284,8 @@ class DockerSandbox(DirectSandbox):
     def __init__(
         self, spec: SandboxSpec, link: Channel, parts: "_Parts", env: Mapping[str, str], *, restored: bool
     ) -> None:
-        super().__init__(spec.session_id, link, {**env, **spec.env}, restored=restored)
+        super().__init__(spec.session_id, link, {**env, **spec.env}, parts.end, restored=restored)
         self._parts = parts
-        self._closing = False
-        self._closed = asyncio.Event()
 
     @property
     def pid(self) -> int:
@@ -297,18 +293,6 @@ class DockerSandbox(DirectSandbox):
 
     def counters(self) -> Counters:
         return self._parts.group.counters()
-
-    async def aclose(self) -> None:
-        self._link.lose("the sandbox is closed")
-        if self._closing:
-            await self._closed.wait()
-            return
-        self._closing = True
-        try:
-            with anyio.CancelScope(shield=True):
-                await self._parts.end()
-        finally:
-            self._closed.set()
 
 
 class _Parts:
@@ -340,7 +324,7 @@ class _Parts:
         self.kill()
         try:
             if self.created:
-                await self.kind.remove(self.session_id)
+                await self.kind.remove_container(self.session_id)
         except SandboxUnavailable as error:
             logger.warning("the container of session %s is not removed: %s", self.session_id, error.message)
         finally:
@@ -349,34 +333,23 @@ class _Parts:
                 self.pidfd = -1
             self.group.close()
             self.meeting.remove()
-            self.kind.forget(self.session_id)
 
 
-class DockerKind(SandboxKind):
+class DockerKind(SandboxKind[DockerSandbox]):
     """Opens sandboxes of one image. `storage` says where the workspace and HOME lie: in `memory` a tmpfs of true
     size that is lost with the container, on `disk` named volumes that stay and whose size is not enforced."""
 
     name = "docker"
 
     def __init__(self, engine: Engine, *, image: str = DEFAULT_IMAGE, storage: Storage = "memory") -> None:
+        super().__init__()
         self.engine = engine
         self._image = image
         self._storage: Storage = storage
-        self._open: dict[str, DockerSandbox] = {}
-        self._opening: set[str] = set()
-        self._probing = anyio.Lock()
-        self._probed: tuple[float, Probe] | None = None
         self._tried = False
 
-    async def probe(self) -> Probe:
-        """Open and remove a throw-away sandbox until that has worked once, later look only for engine and image; the
-        answer is kept for half a minute."""
-        async with self._probing:
-            if self._probed is None or time.monotonic() > self._probed[0]:
-                self._probed = (time.monotonic() + _PROBE_SECONDS, await self._probe())
-            return self._probed[1]
-
     async def _probe(self) -> Probe:
+        """Open and remove a throw-away sandbox until that has worked once; later look only for engine and image."""
         try:
             host = await self.engine.host(again=True)
             await self._find_image()
@@ -399,31 +372,9 @@ class DockerKind(SandboxKind):
     def _not_enforced(self, host: Host) -> tuple[str, ...]:
         return host.not_enforced if self._storage == "memory" else (*host.not_enforced, "workspace_size: per file only")
 
-    async def open(self, spec: SandboxSpec) -> DockerSandbox:
-        check_session_id(spec.session_id)
-        before = self._open.get(spec.session_id)
-        if before is not None and not before.alive:
-            await before.aclose()
-        if spec.session_id in self._open or spec.session_id in self._opening:
-            raise SandboxUnavailable(f"session {spec.session_id} has an open sandbox")
-        self._opening.add(spec.session_id)
+    async def _build(self, spec: SandboxSpec, undo: contextlib.AsyncExitStack) -> DockerSandbox:
         parts = _Parts(self, spec.session_id, self.engine.meeting(spec.session_id))
-        try:
-            sandbox = await self._build(spec, parts)
-        except OSError as error:
-            with anyio.CancelScope(shield=True):
-                await parts.end()
-            raise SandboxUnavailable(f"a sandbox could not be prepared: {error}") from error
-        except BaseException:
-            with anyio.CancelScope(shield=True):
-                await parts.end()
-            raise
-        finally:
-            self._opening.discard(spec.session_id)
-        self._open[spec.session_id] = sandbox
-        return sandbox
-
-    async def _build(self, spec: SandboxSpec, parts: _Parts) -> DockerSandbox:
+        undo.push_async_callback(parts.end)
         check_read_only(spec.read_only)
         host = await self.engine.host()
         image = await self._find_image()
@@ -532,30 +483,17 @@ class DockerKind(SandboxKind):
                     f"the runner could not connect to {meeting.folder} within {_OPEN_SECONDS:g} s", _NOT_YET
                 )
 
-    async def remove(self, session_id: str) -> None:
-        """Remove the session's container."""
+    async def remove_container(self, session_id: str) -> None:
         await self.engine.remove(container_name(self.engine.instance, session_id))
 
-    def forget(self, session_id: str) -> None:
-        self._open.pop(session_id, None)
+    async def _remove(self, session_id: str) -> None:
+        """Remove the session's container, volumes and channel folder."""
+        await self.remove_container(session_id)
+        await self.engine.remove_volumes(session_id)
+        self.engine.meeting(session_id).remove()
 
-    async def destroy(self, session_id: str) -> None:
-        """Remove the session's container, volumes and channel folder; an open sandbox is ended first."""
-        check_session_id(session_id)
-        sandbox = self._open.get(session_id)
-        if sandbox is not None:
-            await sandbox.aclose()
-        with anyio.CancelScope(shield=True):
-            await self.remove(session_id)
-            await self.engine.remove_volumes(session_id)
-            self.engine.meeting(session_id).remove()
-
-    async def aclose(self) -> None:
-        with anyio.CancelScope(shield=True):
-            async with anyio.create_task_group() as tasks:
-                for sandbox in tuple(self._open.values()):
-                    tasks.start_soon(sandbox.aclose)
-            await self.engine.aclose()
+    async def _close(self) -> None:
+        await self.engine.aclose()
 
 
 def _has_volume(api: docker.APIClient, name: str) -> bool:

@@ -1,13 +1,11 @@
 """The local kind: bubblewrap on this machine, without Docker, with or without root."""
 
-import asyncio
 import contextlib
 import hashlib
 import os
 import signal
 import socket
 import struct
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,16 +18,16 @@ from sandboxes.cgroups import RUNNER_PROCESSES, Counters, Group, Groups, find_gr
 from sandboxes.channel import Channel
 from sandboxes.direct import DirectSandbox
 from sandboxes.errors import SandboxError, SandboxUnavailable
+from sandboxes.kind import Probe, SandboxKind, SandboxSpec
 from sandboxes.launching import Bubblewrap, Launching, Start
 from sandboxes.machine import nproc_is_per_namespace, remedy_for
-from sandboxes.sandbox import Limits, Probe, SandboxKind, SandboxSpec
+from sandboxes.sandbox import Limits
 from sandboxes.seccomp import seccomp_filter
 from sandboxes.staging import Stage, memfd, stage_folder
 from sandboxes.workspaces import Folders, Workspaces
 
 _OPEN_SECONDS: Final = 10.0
 _END_SECONDS: Final = 5.0
-_PROBE_SECONDS: Final = 30.0
 _PROBE_SESSION: Final = "_probe"
 _SCRATCH_BYTES: Final = 64 << 20
 _CREDENTIALS: Final = struct.Struct("3i")
@@ -42,23 +40,11 @@ class LocalSandbox(DirectSandbox):
     kind = "local"
 
     def __init__(self, spec: SandboxSpec, link: Channel, parts: "_Parts", *, restored: bool) -> None:
-        super().__init__(spec.session_id, link, {**bwrap.BASE_ENV, **spec.env}, restored=restored)
+        super().__init__(spec.session_id, link, {**bwrap.BASE_ENV, **spec.env}, parts.end, restored=restored)
         self._parts = parts
-        self._closing = False
-        self._closed = asyncio.Event()
 
     def counters(self) -> Counters:
         return self._parts.group.counters() if self._parts.group is not None else Counters()
-
-    async def aclose(self) -> None:
-        self._link.lose("the sandbox is closed")
-        if self._closing:
-            await self._closed.wait()
-            return
-        self._closing = True
-        with anyio.CancelScope(shield=True):
-            await self._parts.end()
-        self._closed.set()
 
 
 class _Parts:
@@ -92,7 +78,7 @@ class _Parts:
             self.pidfd = -1
         if self.group is not None:
             await anyio.to_thread.run_sync(self.group.remove)
-        self.kind.forget(self.session_id)
+        self.kind.workspaces.release(self.session_id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +93,7 @@ class _Host:
     etc: tuple[Path, ...]
 
 
-class LocalKind(SandboxKind):
+class LocalKind(SandboxKind[LocalSandbox]):
     """Sandboxes by bubblewrap. One launcher process is the parent of all of them; they die with it and with us.
 
     `state_dir` holds `workspaces/`, and belongs to one gateway at a time; with `instance` it names this gateway's
@@ -120,25 +106,16 @@ class LocalKind(SandboxKind):
     def __init__(
         self, state_dir: Path, *, instance: str, uids: range = range(60000, 61000), rlimits_only: bool = False
     ) -> None:
+        super().__init__()
         self._root = os.geteuid() == 0
         self._instance = f"{instance}-{hashlib.sha256(os.fsencode(state_dir.absolute())).hexdigest()[:8]}"
         self._rlimits_only = rlimits_only
-        self._workspaces = Workspaces(state_dir.absolute(), uids if self._root else None)
         self._host: _Host | None = None
-        self._open: dict[str, LocalSandbox] = {}
-        self._opening: set[str] = set()
-        self._probing = anyio.Lock()
-        self._probed: tuple[float, Probe] | None = None
+        self.workspaces = Workspaces(state_dir.absolute(), uids if self._root else None)
         self.launching = Launching()
 
-    async def probe(self) -> Probe:
-        """Open and end a throw-away sandbox; the answer is kept for half a minute."""
-        async with self._probing:
-            if self._probed is None or time.monotonic() > self._probed[0]:
-                self._probed = (time.monotonic() + _PROBE_SECONDS, await self._probe())
-            return self._probed[1]
-
     async def _probe(self) -> Probe:
+        """Open and end a throw-away sandbox."""
         try:
             await self.destroy(_PROBE_SESSION)  # what a killed gateway may have left
             sandbox = await self.open(SandboxSpec(_PROBE_SESSION))
@@ -160,33 +137,12 @@ class LocalKind(SandboxKind):
             "user": "one uid for each session" if self._root else "the gateway's own",
         }
 
-    async def open(self, spec: SandboxSpec) -> LocalSandbox:
-        before = self._open.get(spec.session_id)
-        if before is not None and not before.alive:
-            await before.aclose()
-        if spec.session_id in self._open or spec.session_id in self._opening:
-            raise SandboxUnavailable(f"session {spec.session_id} has an open sandbox")
-        self._opening.add(spec.session_id)
+    async def _build(self, spec: SandboxSpec, undo: contextlib.AsyncExitStack) -> LocalSandbox:
         parts = _Parts(self, spec.session_id)
-        try:
-            sandbox = await self._build(spec, parts)
-        except OSError as error:
-            with anyio.CancelScope(shield=True):
-                await parts.end()
-            raise SandboxUnavailable(f"a sandbox could not be prepared: {error}") from error
-        except BaseException:
-            with anyio.CancelScope(shield=True):
-                await parts.end()
-            raise
-        finally:
-            self._opening.discard(spec.session_id)
-        self._open[spec.session_id] = sandbox
-        return sandbox
-
-    async def _build(self, spec: SandboxSpec, parts: _Parts) -> LocalSandbox:
+        undo.push_async_callback(parts.end)
         host = self._find_host()
         bwrap.check_read_only(spec.read_only)
-        folders = self._workspaces.open(spec.session_id)
+        folders = self.workspaces.open(spec.session_id)
         if host.groups.controllers:
             parts.group = host.groups.create(spec.session_id, spec.limits)
         view = bwrap.View(
@@ -282,21 +238,10 @@ class LocalKind(SandboxKind):
             missing = ("processes: not limited", *missing)
         return missing
 
-    def forget(self, session_id: str) -> None:
-        self._open.pop(session_id, None)
-        self._workspaces.release(session_id)
+    async def _remove(self, session_id: str) -> None:
+        await anyio.to_thread.run_sync(self.workspaces.destroy, session_id)
 
-    async def destroy(self, session_id: str) -> None:
-        """Remove the session's folders; an open sandbox over them is ended first."""
-        sandbox = self._open.get(session_id)
-        if sandbox is not None:
-            await sandbox.aclose()
-        with anyio.CancelScope(shield=True):
-            await anyio.to_thread.run_sync(self._workspaces.destroy, session_id)
-
-    async def aclose(self) -> None:
-        for sandbox in tuple(self._open.values()):
-            await sandbox.aclose()
+    async def _close(self) -> None:
         await self.launching.aclose()
         if self._host is not None:
             await anyio.to_thread.run_sync(self._host.groups.close)

@@ -1,9 +1,11 @@
 """The kind for sessions that need no sandbox: functions of the operator's, and hooks."""
 
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 from sandboxes.errors import SandboxUnavailable
-from sandboxes.sandbox import Probe, Sandbox, SandboxKind, SandboxSpec
+from sandboxes.kind import Probe, SandboxKind, SandboxSpec
+from sandboxes.sandbox import Sandbox
 
 
 class NoSandboxKind(SandboxKind):
@@ -14,15 +16,13 @@ class NoSandboxKind(SandboxKind):
 
     def __init__(self, state_dir: Path, *, instance: str) -> None:
         """Take what every kind is made with."""
+        super().__init__()
 
-    async def probe(self) -> Probe:
+    async def _probe(self) -> Probe:
         return Probe(self.name, works=True)
 
-    async def open(self, spec: SandboxSpec) -> Sandbox:
+    async def _build(self, spec: SandboxSpec, undo: AsyncExitStack) -> Sandbox:
         raise SandboxUnavailable("this profile has no sandbox", "Use a profile of another kind.")
 
-    async def destroy(self, session_id: str) -> None:
+    async def _remove(self, session_id: str) -> None:
         """There is no workspace."""
-
-    async def aclose(self) -> None:
-        """There is nothing to end."""

@@ -4,8 +4,7 @@ import contextlib
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterable, AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Final, Literal, Protocol, Self
 
@@ -33,29 +32,6 @@ class Limits:
     processes: int = 128
     open_files: int = 1024
     workspace_size: int = 512 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class Probe:
-    """Whether a kind works here. `not_enforced` names each promised limit or defence that this machine cannot give."""
-
-    kind: str
-    works: bool
-    reason: str = ""
-    remedy: str = ""
-    not_enforced: tuple[str, ...] = ()
-    facts: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class SandboxSpec:
-    """What to open. `session_id` is `[A-Za-z0-9-]`, unique while the workspace lives; `read_only` are host paths
-    that the operator shows inside at the same place."""
-
-    session_id: str
-    limits: Limits = Limits()
-    env: Mapping[str, str] = field(default_factory=dict)
-    read_only: tuple[Path, ...] = ()
 
 
 class Sink(Protocol):
@@ -353,31 +329,3 @@ def no_jobs(kind: str) -> NotOffered:
         f"a sandbox of kind {kind} has no background jobs",
         "Run it in the foreground, or use a profile of kind local or docker.",
     )
-
-
-class SandboxKind(ABC):
-    """Opens sandboxes of one kind on this machine.
-
-    `lacks` names what tools need and its sandboxes do not have, programs and `JOBS`: such tools are not offered. A kind
-    whose `opens` is False has no sandbox at all.
-    """
-
-    name: str
-    lacks: frozenset[str] = frozenset()
-    opens: bool = True
-
-    @abstractmethod
-    async def probe(self) -> Probe:
-        """Try the kind for real (cheaply); the answer is what `doctor`, `/readyz` and sessions show."""
-
-    @abstractmethod
-    async def open(self, spec: SandboxSpec) -> Sandbox:
-        """Open a sandbox over the session's workspace, made where missing. Raises SandboxUnavailable."""
-
-    @abstractmethod
-    async def destroy(self, session_id: str) -> None:
-        """Remove the session's workspace, whatever its owner made of it; verified; nothing there is fine."""
-
-    @abstractmethod
-    async def aclose(self) -> None:
-        """End all sandboxes of this kind that are still open."""

@@ -1,14 +1,12 @@
 """The virtual kind: bashkit, a shell and a file system that are a library. No program, no kernel feature, no root; for
 text work. Its files are in the memory of one process for each sandbox, and gone with it."""
 
-import asyncio
 import contextlib
 import importlib.metadata
 import importlib.util
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Final
 
@@ -21,7 +19,8 @@ from sandboxes.cgroups import Counters
 from sandboxes.channel import Channel
 from sandboxes.direct import DirectSandbox
 from sandboxes.errors import SandboxError, SandboxUnavailable
-from sandboxes.sandbox import HOME, JOBS, WORKSPACE, Jobs, Probe, SandboxKind, SandboxSpec, no_jobs
+from sandboxes.kind import Probe, SandboxKind, SandboxSpec
+from sandboxes.sandbox import HOME, JOBS, WORKSPACE, Jobs, no_jobs
 
 CANNOT: Final = (
     "run programs (python, git, compilers, what you upload): it has its own versions of some 160 text tools, no more",
@@ -39,7 +38,6 @@ NOT_ENFORCED: Final = ("cpus: each command may keep a processor busy",)
 _BASE_ENV: Final = {"HOME": HOME, "PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "SHELL": "/bin/bash", "PWD": WORKSPACE}
 _MOST_BYTES: Final = 100_000_000
 _OPEN_SECONDS: Final = 10.0
-_PROBE_SECONDS: Final = 30.0
 _PROBE_SESSION: Final = "_probe"
 _REMEDY: Final = "Install it: pip install 'sandgate[server]'."
 
@@ -50,10 +48,8 @@ class VirtualSandbox(DirectSandbox):
     kind = "virtual"
 
     def __init__(self, spec: SandboxSpec, link: Channel, process: "subprocess.Popen[bytes]") -> None:
-        super().__init__(spec.session_id, link, {**_BASE_ENV, **spec.env}, restored=False)
+        super().__init__(spec.session_id, link, {**_BASE_ENV, **spec.env}, self._wait, restored=False)
         self._process = process
-        self._closed = asyncio.Event()
-        self._closing = False
         small = spec.limits.workspace_size < _MOST_BYTES
         self.not_enforced = (*NOT_ENFORCED, *(("workspace_size: 100 MB, whatever less is asked",) if small else ()))
 
@@ -69,36 +65,21 @@ class VirtualSandbox(DirectSandbox):
     def counters(self) -> Counters:
         return Counters()
 
-    async def aclose(self) -> None:
-        self._link.lose("the sandbox is closed")
-        if self._closing:
-            await self._closed.wait()
-            return
-        self._closing = True
-        with anyio.CancelScope(shield=True):
-            await anyio.to_thread.run_sync(self._process.wait)
-        self._closed.set()
+    async def _wait(self) -> None:
+        await anyio.to_thread.run_sync(self._process.wait)
 
 
-class VirtualKind(SandboxKind):
+class VirtualKind(SandboxKind[VirtualSandbox]):
     """Sandboxes by bashkit. Nothing of them is on disk: both arguments are what every kind is made with."""
 
     name = "virtual"
     lacks = frozenset({"python3", JOBS})
 
     def __init__(self, state_dir: Path, *, instance: str) -> None:
-        self._open: dict[str, VirtualSandbox] = {}
-        self._probing = anyio.Lock()
-        self._probed: tuple[float, Probe] | None = None
-
-    async def probe(self) -> Probe:
-        """Open a sandbox and run a command in it; the answer is kept for half a minute."""
-        async with self._probing:
-            if self._probed is None or time.monotonic() > self._probed[0]:
-                self._probed = (time.monotonic() + _PROBE_SECONDS, await self._probe())
-            return self._probed[1]
+        super().__init__()
 
     async def _probe(self) -> Probe:
+        """Open a sandbox and run a command in it."""
         try:
             sandbox = await self.open(SandboxSpec(_PROBE_SESSION))
             try:
@@ -113,28 +94,14 @@ class VirtualKind(SandboxKind):
         facts = {"bashkit": importlib.metadata.version("bashkit"), "cannot": "; ".join(CANNOT)}
         return Probe(self.name, works=True, not_enforced=NOT_ENFORCED, facts=facts)
 
-    async def open(self, spec: SandboxSpec) -> VirtualSandbox:
-        before = self._open.get(spec.session_id)
-        if before is not None and before.alive:
-            raise SandboxUnavailable(f"session {spec.session_id} has an open sandbox")
-        if before is not None:
-            await before.aclose()
+    async def _build(self, spec: SandboxSpec, undo: contextlib.AsyncExitStack) -> VirtualSandbox:
         if spec.read_only:
             raise SandboxUnavailable("a virtual sandbox shows no paths of this machine", "Leave read_only out.")
         ours, process = await _interpreter(spec.limits.memory)
-        sandbox = VirtualSandbox(spec, Channel(ours, process.kill, files_lost=True), process)
-        self._open[spec.session_id] = sandbox
-        return sandbox
+        return VirtualSandbox(spec, Channel(ours, process.kill, files_lost=True), process)
 
-    async def destroy(self, session_id: str) -> None:
-        """End the session's sandbox, and its files with it."""
-        sandbox = self._open.pop(session_id, None)
-        if sandbox is not None:
-            await sandbox.aclose()
-
-    async def aclose(self) -> None:
-        for session_id in tuple(self._open):
-            await self.destroy(session_id)
+    async def _remove(self, session_id: str) -> None:
+        """The files went with the sandbox."""
 
 
 async def _interpreter(memory: int) -> tuple[socket.socket, "subprocess.Popen[bytes]"]:

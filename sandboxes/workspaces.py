@@ -1,7 +1,6 @@
 """The sessions' folders on disk, and the host uid that each session has when the gateway is root."""
 
 import os
-import re
 import secrets
 import stat
 import subprocess
@@ -10,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sandboxes.errors import SandboxError, SandboxUnavailable
+from sandboxes.kind import check_session_id
 
-_SESSION_ID = re.compile(r"[A-Za-z0-9-]{1,128}|_probe")  # the second is ours, no session can have it
 _REMOVE_TRIES = 5
 
 
@@ -87,12 +86,6 @@ class Workspaces:
                 yield folder.lstat().st_uid
             except FileNotFoundError:
                 continue
-
-
-def check_session_id(session_id: str) -> None:
-    """Raise ValueError for what must not become a name on this machine."""
-    if not _SESSION_ID.fullmatch(session_id):
-        raise ValueError(f"not a session id: {session_id!r}")
 
 
 def _make(folder: Path, uid: int) -> None:

@@ -5,6 +5,7 @@ import json
 import os
 import socket
 import sys
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
@@ -23,18 +24,15 @@ class Broken(SandboxKind):
     name = "broken"
 
     def __init__(self, state_dir: Path, *, instance: str) -> None:
-        """Take what every kind is made with."""
+        super().__init__()
 
-    async def probe(self) -> Probe:
+    async def _probe(self) -> Probe:
         return Probe(self.name, works=False, reason="it is broken", remedy="mend it")
 
-    async def open(self, spec: SandboxSpec) -> Sandbox:
+    async def _build(self, spec: SandboxSpec, undo: AsyncExitStack) -> Sandbox:
         raise NotImplementedError
 
-    async def destroy(self, session_id: str) -> None:
-        """Nothing was made."""
-
-    async def aclose(self) -> None:
+    async def _remove(self, session_id: str) -> None:
         """Nothing was made."""
 
 

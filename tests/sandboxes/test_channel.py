@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import anyio
+import anyio.lowlevel
 import pytest
 
 from sandboxes import Exit, FileRefused, SandboxLost, channel
@@ -25,9 +26,6 @@ class ScriptedSandbox(DirectSandbox):
 
     def counters(self) -> Counters:
         return Counters()
-
-    async def aclose(self) -> None:
-        self._link.lose("closed")
 
 
 class Inner:
@@ -68,7 +66,8 @@ async def scripted() -> AsyncIterator[Callable[[Callable[[socket.socket, list[in
     def open_with(answer: Callable[[socket.socket, list[int]], None]) -> Opened:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         inner = Inner(theirs, answer)
-        opened.append((ScriptedSandbox("s", Channel(ours, inner.end), {}, restored=False), inner))
+        link = Channel(ours, inner.end)
+        opened.append((ScriptedSandbox("s", link, {}, anyio.lowlevel.checkpoint, restored=False), inner))
         return opened[-1]
 
     yield open_with

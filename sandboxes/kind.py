@@ -1,0 +1,142 @@
+"""A kind of sandbox: whether it works here, and how its sandboxes are opened and their workspaces removed."""
+
+import contextlib
+import re
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, Generic
+
+import anyio
+from typing_extensions import TypeVar
+
+from sandboxes.errors import SandboxUnavailable
+from sandboxes.sandbox import Limits, Sandbox
+
+_PROBE_SECONDS: Final = 30.0
+_SESSION_ID: Final = re.compile(r"[A-Za-z0-9-]{1,128}|_probe")  # the second is ours, no session can have it
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Whether a kind works here. `not_enforced` names each promised limit or defence that this machine cannot give."""
+
+    kind: str
+    works: bool
+    reason: str = ""
+    remedy: str = ""
+    not_enforced: tuple[str, ...] = ()
+    facts: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxSpec:
+    """What to open. `session_id` is `[A-Za-z0-9-]`, unique while the workspace lives; `read_only` are host paths
+    that the operator shows inside at the same place."""
+
+    session_id: str
+    limits: Limits = field(default_factory=Limits)
+    env: Mapping[str, str] = field(default_factory=dict)
+    read_only: tuple[Path, ...] = ()
+
+
+def check_session_id(session_id: str) -> None:
+    """Raise ValueError for what must not become a name on this machine."""
+    if not _SESSION_ID.fullmatch(session_id):
+        raise ValueError(f"not a session id: {session_id!r}")
+
+
+SandboxT = TypeVar("SandboxT", bound=Sandbox, default=Sandbox, covariant=True)
+
+
+class SandboxKind(ABC, Generic[SandboxT]):
+    """Opens sandboxes of one kind on this machine. A kind of yours says how: `_probe`, `_build`, `_remove`, `_close`.
+
+    `lacks` names what tools need and its sandboxes do not have, programs and `JOBS`: such tools are not offered. A kind
+    whose `opens` is False has no sandbox at all.
+    """
+
+    name: str
+    lacks: frozenset[str] = frozenset()
+    opens: bool = True
+
+    def __init__(self) -> None:
+        self._open: dict[str, SandboxT] = {}
+        self._opening: set[str] = set()
+        self._probing = anyio.Lock()
+        self._probed: tuple[float, Probe] | None = None
+
+    async def probe(self) -> Probe:
+        """Whether the kind works here: what `doctor`, `/readyz` and sessions show. The answer is kept for half a
+        minute."""
+        async with self._probing:
+            if self._probed is None or time.monotonic() > self._probed[0]:
+                self._probed = (time.monotonic() + _PROBE_SECONDS, await self._probe())
+            return self._probed[1]
+
+    async def open(self, spec: SandboxSpec) -> SandboxT:
+        """Open a sandbox over the session's workspace, made where missing; nothing is left of one that fails.
+
+        Raises SandboxUnavailable, also where the session has an open one.
+        """
+        session_id = spec.session_id
+        check_session_id(session_id)
+        before = self._open.get(session_id)
+        if session_id in self._opening or (before is not None and before.alive):
+            raise SandboxUnavailable(f"session {session_id} has an open sandbox")
+        self._opening.add(session_id)
+        try:
+            if before is not None:
+                await before.aclose()
+            sandbox = self._open[session_id] = await self._built(spec)
+        finally:
+            self._opening.discard(session_id)
+        return sandbox
+
+    async def _built(self, spec: SandboxSpec) -> SandboxT:
+        undo = contextlib.AsyncExitStack()
+        try:
+            return await self._build(spec, undo)
+        except BaseException as error:
+            with anyio.CancelScope(shield=True):
+                await undo.aclose()
+            if isinstance(error, OSError):
+                raise SandboxUnavailable(f"a sandbox could not be prepared: {error}") from error
+            raise
+
+    async def destroy(self, session_id: str) -> None:
+        """Remove the session's workspace, whatever its owner made of it; verified; nothing there is fine. An open
+        sandbox over it is ended first."""
+        check_session_id(session_id)
+        sandbox = self._open.get(session_id)
+        if sandbox is not None:
+            await sandbox.aclose()
+            self._open.pop(session_id, None)
+        with anyio.CancelScope(shield=True):
+            await self._remove(session_id)
+
+    async def aclose(self) -> None:
+        """End all sandboxes of this kind that are still open."""
+        with anyio.CancelScope(shield=True):
+            async with anyio.create_task_group() as tasks:
+                for sandbox in self._open.values():
+                    tasks.start_soon(sandbox.aclose)
+            self._open.clear()
+            await self._close()
+
+    @abstractmethod
+    async def _probe(self) -> Probe:
+        """Try the kind for real, cheaply."""
+
+    @abstractmethod
+    async def _build(self, spec: SandboxSpec, undo: contextlib.AsyncExitStack) -> SandboxT:
+        """Make a sandbox; what is pushed on `undo` happens only if this raises."""
+
+    @abstractmethod
+    async def _remove(self, session_id: str) -> None:
+        """Remove the workspace of a session without a sandbox."""
+
+    async def _close(self) -> None:
+        """Free what the kind itself holds."""
