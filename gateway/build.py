@@ -252,6 +252,9 @@ class FolderTarget:
     session_id: str
     store: Store
 
+    async def clear(self) -> None:
+        await self.store.delete_all()
+
     async def put(self, key: str, source: AsyncIterable[bytes] | bytes, media_type: str) -> StoredObject:
         return await self.store.put(key, source)
 
@@ -274,6 +277,9 @@ class ResultsTarget:
     @property
     def name(self) -> str:
         return f"sandgate://{self.results.session_id}/results/{self.prefix}"
+
+    async def clear(self) -> None:
+        await self.results.forget_below(self.prefix)
 
     async def put(self, key: str, source: AsyncIterable[bytes] | bytes, media_type: str) -> StoredObject:
         row = await self.results.put(f"{self.prefix}/{key}", source, media_type, self.expires)

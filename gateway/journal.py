@@ -363,6 +363,10 @@ class Journal:
         )  # the conditions are the two above
         return [ResultRow(**dict(row)) for row in rows]
 
+    def forget_results(self, rows: Sequence[ResultRow]) -> None:
+        """Remove results that nobody was ever told of; their keys are free again."""
+        self._write("DELETE FROM results WHERE session_id = ? AND key = ?", [(row.session_id, row.key) for row in rows])
+
     def mark_deleted(self, rows: Sequence[ResultRow], now: float) -> None:
         self._write(
             "UPDATE results SET deleted = ? WHERE session_id = ? AND key = ?",

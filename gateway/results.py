@@ -3,7 +3,7 @@
 import re
 import time
 from collections.abc import AsyncIterable, AsyncIterator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -88,6 +88,14 @@ class SessionResults:
         )
         self.journal.add_result(row)
         return row
+
+    async def forget_below(self, prefix: str) -> None:
+        """Delete what nobody was ever told of, such as the part of a collection that a crash has ended."""
+        rows = [row for row in await self.journal.results(self.session_id) if row.key.startswith(f"{prefix}/")]
+        for row in rows:
+            with suppress(Missing):
+                await self.store.delete(self.session_id, row.key)
+        self.journal.forget_results(rows)
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """Where tool calls run: sandboxes, their processes and their files."""
 
-from sandboxes.archive import Unpacked, file_chunks, pack, unpack
+from sandboxes.archive import Incoming, Unpacked, file_chunks, pack, unpack, write_files
+from sandboxes.bulk import SMALL_BYTES, batches
 from sandboxes.capture import Capture
 from sandboxes.errors import (
     FILE_CODES,
@@ -27,6 +28,7 @@ from sandboxes.sandbox import (
     WORKSPACE,
     Entry,
     ExecResult,
+    Executed,
     Exit,
     Job,
     JobOutput,
@@ -36,6 +38,7 @@ from sandboxes.sandbox import (
     Process,
     Sandbox,
     Sink,
+    SmallFile,
 )
 from sandboxes.virtual import VirtualKind, VirtualSandbox
 
@@ -46,14 +49,17 @@ __all__ = [
     "JOBS",
     "JOB_LOG_BYTES",
     "MOST_JOBS",
+    "SMALL_BYTES",
     "WORKSPACE",
     "Capture",
     "CommandRefused",
     "Entry",
     "ExecResult",
+    "Executed",
     "Exit",
     "FileCode",
     "FileRefused",
+    "Incoming",
     "Job",
     "JobNotFound",
     "JobOutput",
@@ -75,11 +81,14 @@ __all__ = [
     "SandboxSpec",
     "SandboxUnavailable",
     "Sink",
+    "SmallFile",
     "TooManyJobs",
     "Unpacked",
     "VirtualKind",
     "VirtualSandbox",
+    "batches",
     "file_chunks",
     "pack",
     "unpack",
+    "write_files",
 ]

@@ -4,14 +4,16 @@ import gzip
 import io
 import tarfile
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import IO, Final
 
 import anyio.to_thread
 
+from sandboxes.bulk import SMALL_BYTES, batches
 from sandboxes.errors import FileRefused
-from sandboxes.sandbox import CHUNK_BYTES, Entry, Listing, Sandbox
+from sandboxes.sandbox import CHUNK_BYTES, Entry, Listing, Sandbox, SmallFile
 
 MAX_MEMBERS: Final = 100_000
 MAX_DEPTH: Final = 100
@@ -129,6 +131,16 @@ class Unpacked:
     bytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class Incoming:
+    """A file of the host's, or of an archive, that is to be written inside; `open` is called in a worker thread."""
+
+    path: str
+    mode: int
+    size: int
+    open: Callable[[], IO[bytes]]
+
+
 async def unpack(sandbox: Sandbox, archive: IO[bytes], to: str, max_bytes: int) -> Unpacked:
     """Write the files of a tar (plain or gzip) below `to`. A refused archive has written nothing; an error of the
     sandbox later (a full disk, a link in the way) leaves the files before it.
@@ -136,13 +148,50 @@ async def unpack(sandbox: Sandbox, archive: IO[bytes], to: str, max_bytes: int) 
     source = _Source(archive, max_bytes + MAX_MEMBERS * MEMBER_OVERHEAD)
     tar, members = await anyio.to_thread.run_sync(_scanned, source, max_bytes)
     source.most = CHUNK_BYTES
-    written = 0
     with tar:
-        for member in members:
-            file = tar.extractfile(member)
-            if file is not None:
-                written += await sandbox.write(f"{to}/{member.name}", file_chunks(file), mode=member.mode & 0o777)
-    return Unpacked(len(members), written)
+        files = [_incoming(tar, member, to) for member in members]
+        return Unpacked(len(files), await write_files(sandbox, files, at_once=1))
+
+
+def _incoming(tar: tarfile.TarFile, member: tarfile.TarInfo, to: str) -> Incoming:
+    def content() -> IO[bytes]:
+        file = tar.extractfile(member)
+        assert file is not None  # a regular one
+        return file
+
+    return Incoming(f"{to}/{member.name}", member.mode & 0o777, member.size, content)
+
+
+async def write_files(sandbox: Sandbox, files: Iterable[Incoming], *, at_once: int = 4) -> int:
+    """Write the files in their order; returns the bytes in them. `at_once` are opened at a time."""
+    written = 0
+    for batch in batches(files, lambda file: file.size):
+        [first, *_] = batch
+        if first.size > SMALL_BYTES:
+            with await anyio.to_thread.run_sync(first.open) as content:
+                written += await sandbox.write(first.path, file_chunks(content), mode=first.mode)
+            continue
+        small = await _read_batch(batch, at_once)
+        await sandbox.write_many(small)
+        written += sum(len(file.content) for file in small)
+    return written
+
+
+async def _read_batch(batch: Sequence[Incoming], at_once: int) -> list[SmallFile]:
+    read: dict[int, list[SmallFile]] = {}
+
+    async def part(start: int) -> None:
+        read[start] = await anyio.to_thread.run_sync(lambda: [_read(file) for file in batch[start::at_once]])
+
+    async with anyio.create_task_group() as tasks:
+        for start in range(at_once):
+            tasks.start_soon(part, start)
+    return [read[place % at_once][place // at_once] for place in range(len(batch))]
+
+
+def _read(file: Incoming) -> SmallFile:
+    with file.open() as content:
+        return SmallFile(file.path, content.read(file.size), file.mode)
 
 
 def _scanned(source: _Source, max_bytes: int) -> tuple[tarfile.TarFile, tuple[tarfile.TarInfo, ...]]:
@@ -169,25 +218,45 @@ async def pack(sandbox: Sandbox, path: str, listing: Listing) -> AsyncIterator[b
 
     A file that shrank since is padded with zeros, so that the archive stays readable.
     """
-    for entry in listing.entries:
-        if entry.kind != "file":
-            continue
-        chunks = sandbox.read(f"{path}/{entry.path}", 0, entry.size, follow=False)
-        try:
-            first = await anext(chunks, b"")
-        except FileRefused:
-            continue
-        sent = len(first)
-        yield _header(entry) + first
-        async for chunk in chunks:
-            sent += len(chunk)
-            yield chunk
-        while sent < entry.size:
-            filler = min(CHUNK_BYTES, entry.size - sent)
-            sent += filler
-            yield bytes(filler)
-        yield bytes(-entry.size % tarfile.BLOCKSIZE)
+    regular = (entry for entry in listing.entries if entry.kind == "file")
+    for batch in batches(regular, lambda entry: entry.size):
+        members = _small_members if batch[0].size <= SMALL_BYTES else _large_member
+        async with aclosing(members(sandbox, path, batch)) as pieces:
+            async for piece in pieces:
+                yield piece
     yield bytes(2 * tarfile.BLOCKSIZE)
+
+
+async def _small_members(sandbox: Sandbox, path: str, batch: Sequence[Entry]) -> AsyncGenerator[bytes, None]:
+    left = iter(batch)
+    async with aclosing(sandbox.read_many([f"{path}/{entry.path}" for entry in batch], SMALL_BYTES)) as contents:
+        async for content in contents:
+            entry = next(left)
+            if isinstance(content, bytes):
+                yield _member(entry, content[: entry.size].ljust(entry.size, b"\0"))
+
+
+async def _large_member(sandbox: Sandbox, path: str, batch: Sequence[Entry]) -> AsyncGenerator[bytes, None]:
+    [entry] = batch
+    chunks = sandbox.read(f"{path}/{entry.path}", 0, entry.size, follow=False)
+    try:
+        first = await anext(chunks, b"")
+    except FileRefused:
+        return
+    sent = len(first)
+    yield _header(entry) + first
+    async for chunk in chunks:
+        sent += len(chunk)
+        yield chunk
+    while sent < entry.size:
+        filler = min(CHUNK_BYTES, entry.size - sent)
+        sent += filler
+        yield bytes(filler)
+    yield bytes(-entry.size % tarfile.BLOCKSIZE)
+
+
+def _member(entry: Entry, content: bytes) -> bytes:
+    return _header(entry) + content + bytes(-len(content) % tarfile.BLOCKSIZE)
 
 
 def _header(entry: Entry) -> bytes:

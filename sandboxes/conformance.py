@@ -16,10 +16,12 @@ The sandbox needs `sh` and the usual small programs inside, and no network. Only
 """
 
 import os
+import re
 import resource
 import signal
 import time
 from collections.abc import AsyncIterator, Mapping
+from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Final
@@ -37,7 +39,7 @@ from sandboxes.errors import (
     SandboxLost,
     TooManyJobs,
 )
-from sandboxes.sandbox import JOB_LOG_BYTES, JOBS, MOST_JOBS, WORKSPACE, Exit, JobOutput, Sandbox
+from sandboxes.sandbox import JOB_LOG_BYTES, JOBS, MOST_JOBS, WORKSPACE, Exit, JobOutput, Sandbox, SmallFile
 
 OK: Final = Exit("exit", 0)
 SIGKILL: Final = int(signal.SIGKILL)
@@ -442,6 +444,48 @@ class SandboxConformance:
         assert await read(sandbox, "a/b/c.bin", 999_999, 10**9) == data[999_999:]
         assert await read(sandbox, "a/b/c.bin", 5, 3) == b""
         assert (await run(sandbox, "wc", "-c", "a/b/c.bin")).text.split()[0] == str(len(data))
+
+    async def test_many_files_make_a_round_trip(self, sandbox: Sandbox) -> None:
+        """seed-facts 12 row 12: whole, in order, with their modes; empty ones and deep ones too."""
+        files = [SmallFile(f"d{n % 7}/f {n}", b"%d\n" % n * (n % 50), 0o640) for n in range(1200)]
+        await sandbox.write_many(files)
+        contents = [one async for one in sandbox.read_many([file.path for file in files], 1000)]
+        assert contents == [file.content for file in files]
+        modes = {entry.mode for entry in (await sandbox.list(recursive=True)).entries if entry.kind == "file"}
+        assert modes == {0o640}
+
+    async def test_many_reads_tell_each_refusal(self, sandbox: Sandbox) -> None:
+        """A27: a link, a folder, a missing and a large file are refused by themselves; the others come."""
+        await sh(sandbox, "mkdir d; echo plain > plain; ln -s plain link; ln -s d down; echo x > d/x; seq 1000 > large")
+        paths = ["plain", "link", "d", "none", "large", "down/x", "plain"]
+        contents = [one async for one in sandbox.read_many(paths, 100)]
+        codes = [one.code if isinstance(one, FileRefused) else one for one in contents]
+        assert codes == [
+            b"plain\n",
+            "invalid_path",
+            "invalid_path",
+            "missing_file",
+            "content_too_large",
+            "invalid_path",
+            b"plain\n",
+        ]
+        assert [one async for one in sandbox.read_many([], 100)] == []
+
+    async def test_many_reads_that_are_left_end(self, sandbox: Sandbox) -> None:
+        await sandbox.write_many([SmallFile(str(n), bytes(50_000)) for n in range(100)])
+        contents = sandbox.read_many([str(n) for n in range(100)], 50_000)
+        async with aclosing(contents):
+            assert await anext(contents) == bytes(50_000)
+        assert (await sh(sandbox, "echo on")).text == "on\n"
+
+    @pytest.mark.parametrize("path", ["link/x", "d", "a/b", "n" * 300])
+    async def test_many_writes_end_at_the_first_refusal(self, sandbox: Sandbox, path: str) -> None:
+        """A27, A32: which names the file; no link is followed."""
+        await sh(sandbox, "mkdir d; ln -s /tmp link; echo plain > a")
+        with pytest.raises(FileRefused, match=re.escape(path[:100])) as refused:
+            await sandbox.write_many([SmallFile("before", b"1"), SmallFile(path, b"2"), SmallFile("after", b"3")])
+        assert refused.value.code == "invalid_path"
+        assert (await sh(sandbox, "ls -A /tmp; cat a; ls -A; find . -name after")).text == "plain\na\nbefore\nd\nlink\n"
 
     async def test_write_takes_a_stream(self, sandbox: Sandbox) -> None:
         async def chunks() -> AsyncIterator[bytes]:

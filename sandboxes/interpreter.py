@@ -41,6 +41,7 @@ LINKS: Final = 40
 NOBODY: Final = 65534
 PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS = 4, 38
 LENGTH: Final = struct.Struct("!I")
+FRAME: Final = struct.Struct("!III")
 FD: Final = struct.Struct("i")
 ROOTS: Final = (("workspace",), ("home", "agent"), ("tmp",))
 FEED: Final = "sandgate-standard-input"
@@ -373,6 +374,8 @@ class Interpreter:
             b"write": self.write_file,
             b"list": self.list_folder,
             b"remove": self.remove_entry,
+            b"gather": self.read_many,
+            b"scatter": self.write_many,
         }
 
     async def serve(self, call: Call) -> None:
@@ -389,7 +392,7 @@ class Interpreter:
             if operation == b"run":
                 return await self.run(call, fields)
             work = asyncio.create_task(self.operations[operation](call, fields))
-            return await self.unless_ended(call, work) if operation != b"write" else await work
+            return await work if operation in (b"write", b"scatter") else await self.unless_ended(call, work)
         except Refused as error:
             return f"file {error}"
         except UnicodeDecodeError:
@@ -488,21 +491,52 @@ class Interpreter:
             await call.write_to(1, bytes(part[at : at + CHUNK]))
         return f"done {len(part)} 1"
 
+    async def read_many(self, call: Call, fields: list[bytes]) -> str:
+        """Small files, each whole: a line `ok SIZE` and its bytes, or a line with the reason."""
+        limit = int(fields[0])
+        for path in fields[1:]:
+            try:
+                data = self.files.read(path.decode(), follow=False)
+                answer = b"ok %d\n" % len(data) + data if len(data) <= limit else b"content_too_large\n"
+            except Refused as error:
+                answer = f"{error}\n".encode()
+            except UnicodeDecodeError:
+                answer = b"invalid_path\n"
+            await call.write_to(1, answer)
+        return f"done {len(fields) - 1} 1"
+
+    async def write_many(self, call: Call, fields: list[bytes]) -> str:
+        """Small files, each whole or not at all; the first that is refused ends it, told by place and reason."""
+        for count, (path, mode, data) in enumerate(frames(await self.committed(call))):
+            try:
+                self.files.write(path.decode(), data, mode)
+            except Refused as error:
+                await call.write_to(1, f"{count} {error}".encode())
+                break
+            except UnicodeDecodeError:
+                await call.write_to(1, f"{count} invalid_path".encode())
+                break
+        return "done 1 1"
+
     async def write_file(self, call: Call, fields: list[bytes]) -> str:
         path = fields[0].decode()
         self.files.writable(path)
+        data = await self.committed(call)
+        self.files.write(path, data, int(fields[1]))
+        return f"done {len(data)} 1"
+
+    async def committed(self, call: Call) -> bytes:
+        """Standard input to its end, once the gateway has said that this was all."""
         filling = asyncio.create_task(self.filled(call))
         ending = asyncio.create_task(call.word())
         try:
             await asyncio.wait([filling, ending], return_when=asyncio.FIRST_COMPLETED)
             if await ending_word(filling, ending) != b"c":
                 raise Cancelled
-            data = await filling
+            return await filling
         finally:
             filling.cancel()
             ending.cancel()
-        self.files.write(path, data, int(fields[1]))
-        return f"done {len(data)} 1"
 
     async def filled(self, call: Call) -> bytes:
         """Standard input to its end; no more of it than one file may hold."""
@@ -522,6 +556,16 @@ class Interpreter:
     async def remove_entry(self, call: Call, fields: list[bytes]) -> str:
         self.files.remove(fields[0].decode(), recursive=fields[1] == b"1")
         return "done 1 1"
+
+
+def frames(data: bytes) -> Iterator[tuple[bytes, int, bytes]]:
+    """The files of a bulk write: path, mode and bytes."""
+    at = 0
+    while at < len(data):
+        name_size, mode, size = FRAME.unpack_from(data, at)
+        start = at + FRAME.size + name_size
+        at = start + size
+        yield data[start - name_size : start], mode, data[start:at]
 
 
 async def ending_word(filling: "asyncio.Future[bytes]", ending: "asyncio.Future[bytes]") -> bytes:

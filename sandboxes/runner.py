@@ -57,6 +57,7 @@ WALL = 0x40000000  # __WALL: also children that were cloned without an exit sign
 PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER = 4, 36
 FD = struct.Struct("i")
 LENGTH = struct.Struct("!I")
+FRAME = struct.Struct("!III")
 ROOTS = ((b"workspace",), (b"home", b"agent"), (b"tmp",))
 LIMITS = {
     b"core": resource.RLIMIT_CORE,
@@ -598,6 +599,8 @@ class Slot:
             b"write": self.write_file,
             b"list": self.list_folder,
             b"remove": self.remove_entry,
+            b"gather": self.read_many,
+            b"scatter": self.write_many,
         }
         self.job: Job | None = None
         self.job_operations: dict[bytes, Operation] = {
@@ -778,23 +781,51 @@ class Slot:
             os.close(fd)
         return "done %d 1" % (sent - start)
 
-    def write_file(self, call: Call, fields: list[bytes]) -> str:
-        folder, name = locate(fields[0], make=True)
-        try:
-            refuse_special(name, folder)
-            temporary = b".sandgate-" + os.urandom(8).hex().encode()
-            fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | PLAIN, 0o600, dir_fd=folder)
+    def read_many(self, call: Call, fields: list[bytes]) -> str:
+        """Small files, each whole: a line `ok SIZE` and its bytes, or a line with the reason."""
+        os.set_blocking(call.streams[1], False)
+        limit, waiting, size = int(fields[0]), [], 0
+        for path in fields[1:]:
             try:
-                size = self.fill(call, fd)
-                os.fchmod(fd, int(fields[1]) & 0o777)
-                os.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
-            except BaseException:
-                forget_file(temporary, folder)
-                raise
-            finally:
-                os.close(fd)
+                data = read_small(path, limit)
+                waiting += [b"ok %d\n" % len(data), data]
+                size += len(data) + 16
+            except Refused as error:
+                waiting.append(b"%s\n" % str(error).encode())
+            except OSError as error:
+                waiting.append(b"%s\n" % code_of(error).encode())
+            if size > CHUNK:
+                call.write_out(b"".join(waiting))
+                waiting, size = [], 0
+        call.write_out(b"".join(waiting))
+        return "done %d 1" % (len(fields) - 1)
+
+    def write_many(self, call: Call, fields: list[bytes]) -> str:
+        """Small files, each whole or not at all; the first that is refused ends it, told by place and reason."""
+        frames, count = Frames(call), 0
+        while frames.more():
+            name_size, mode, size = FRAME.unpack(frames.take(FRAME.size))
+            path, data = frames.take(name_size), frames.take(size)
+            try:
+                write_small(path, mode, data)
+            except Refused as error:
+                return self.stopped(call, count, str(error))
+            except OSError as error:
+                return self.stopped(call, count, code_of(error))
+            count += 1
+        return "done %d 1" % count
+
+    def stopped(self, call: Call, count: int, code: str) -> str:
+        os.write(call.streams[1], b"%d %s" % (count, code.encode()))  # fits; the commit must not be taken for an end
+        return "done %d 0" % count
+
+    def write_file(self, call: Call, fields: list[bytes]) -> str:
+        new = NewFile(fields[0])
+        try:
+            size = self.fill(call, new.fd)
+            new.keep(int(fields[1]))
         finally:
-            os.close(folder)
+            new.close()
         return "done %d 1" % size
 
     def fill(self, call: Call, fd: int) -> int:
@@ -804,10 +835,7 @@ class Slot:
             chunk = call.read_in()
             if not chunk:
                 break
-            view = memoryview(chunk)
-            while view:
-                view = view[os.write(fd, view) :]
-            size += len(chunk)
+            size += write_all(fd, chunk)
         if call.control.recv(1) != b"c":
             raise Cancelled
         return size
@@ -836,6 +864,86 @@ class Slot:
         finally:
             os.close(folder)
         return "done 1 1"
+
+
+def read_small(path: bytes, limit: int) -> bytes:
+    fd = open_regular(path, follow=False)
+    try:
+        pieces: list[bytes] = []
+        size = 0
+        while size <= limit:
+            piece = os.read(fd, limit + 1 - size)
+            if not piece:
+                return b"".join(pieces)
+            pieces.append(piece)
+            size += len(piece)
+    finally:
+        os.close(fd)
+    raise Refused("content_too_large")
+
+
+class NewFile:
+    """A file that becomes visible whole, under its name, when it is kept; else it is forgotten."""
+
+    def __init__(self, path: bytes) -> None:
+        self.folder, self.name = locate(path, make=True)
+        self.temporary = b".sandgate-" + os.urandom(8).hex().encode()
+        try:
+            refuse_special(self.name, self.folder)
+            self.fd = os.open(self.temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | PLAIN, 0o600, dir_fd=self.folder)
+        except BaseException:
+            os.close(self.folder)
+            raise
+
+    def keep(self, mode: int) -> None:
+        os.fchmod(self.fd, mode & 0o777)
+        os.rename(self.temporary, self.name, src_dir_fd=self.folder, dst_dir_fd=self.folder)
+        self.temporary = b""
+
+    def close(self) -> None:
+        if self.temporary:
+            forget_file(self.temporary, self.folder)
+        os.close(self.fd)
+        os.close(self.folder)
+
+
+def write_small(path: bytes, mode: int, data: bytes) -> None:
+    new = NewFile(path)
+    try:
+        write_all(new.fd, data)
+        new.keep(mode)
+    finally:
+        new.close()
+
+
+def write_all(fd: int, data: bytes) -> int:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+    return len(data)
+
+
+class Frames:
+    """Standard input in pieces of announced sizes; it may end between two files, and nowhere else."""
+
+    def __init__(self, call: Call) -> None:
+        self.call = call
+        self.buffer = b""
+        self.at = 0
+
+    def more(self) -> bool:
+        if self.at == len(self.buffer):
+            self.buffer, self.at = self.call.read_in(), 0
+        return bool(self.buffer)
+
+    def take(self, size: int) -> bytes:
+        while len(self.buffer) - self.at < size:
+            chunk = self.call.read_in()
+            if not chunk:
+                raise Cancelled
+            self.buffer, self.at = self.buffer[self.at :] + chunk, 0
+        self.at += size
+        return self.buffer[self.at - size : self.at]
 
 
 def forget_file(name: bytes, folder: int) -> None:

@@ -3,7 +3,7 @@
 import contextlib
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterable, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Final, Literal, Protocol, Self
@@ -11,7 +11,8 @@ from typing import Final, Literal, Protocol, Self
 import anyio
 from anyio.abc import ByteReceiveStream, ByteSendStream
 
-from sandboxes.errors import NotOffered
+from sandboxes.capture import Capture
+from sandboxes.errors import FileRefused, NotOffered
 
 WORKSPACE: Final = "/workspace"
 HOME: Final = "/home/agent"
@@ -20,6 +21,7 @@ JOBS: Final = "background jobs"
 """What a kind lacks that has none."""
 MOST_JOBS: Final = 16
 JOB_LOG_BYTES: Final = 1 << 20
+EXECUTED_BYTES: Final = 1 << 20
 _SOON_SECONDS: Final = 0.003
 
 
@@ -53,6 +55,16 @@ class Exit:
     code: int
     killed: int = 0
     notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Executed:
+    """What one shell command did; each output at most 1 MiB, head and tail. No `exit_code` where none was seen."""
+
+    exit_code: int | None
+    stdout: str
+    stderr: str
+    timed_out: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +198,15 @@ class Listing:
     complete: bool
 
 
+@dataclass(frozen=True, slots=True)
+class SmallFile:
+    """A file to be written, with all of its content."""
+
+    path: str
+    content: bytes
+    mode: int = 0o644
+
+
 class Sandbox(ABC):
     """A live sandbox. Calls may run at the same time; every method raises SandboxLost once it is dead.
 
@@ -248,6 +269,49 @@ class Sandbox(ABC):
     def alive(self) -> bool:
         """Whether the sandbox could still be used when last looked at."""
 
+    async def read_many(self, paths: Sequence[str], max_bytes: int) -> AsyncGenerator[bytes | FileRefused, None]:
+        """Yield each file whole, in the order of `paths`, or why it cannot be had: links are refused as by
+        `follow=False`, and a file over `max_bytes`, which should be small, is `content_too_large`."""
+        for path in paths:
+            try:
+                yield await whole(self.read(path, 0, max_bytes + 1, follow=False), path, max_bytes)
+            except FileRefused as refused:
+                yield refused
+
+    async def write_many(self, files: Sequence[SmallFile]) -> None:
+        """Write each file as `write` does, in order; the first that is refused ends it."""
+        for file in files:
+            await self.write(file.path, file.content, mode=file.mode)
+
+    async def execute(
+        self,
+        command: str,
+        *,
+        cwd: str | None = None,
+        timeout_seconds: float = 60,
+        env: Mapping[str, str] | None = None,
+    ) -> Executed:
+        """Run a shell command and keep its output; on timeout its whole tree is dead."""
+        stdout, stderr = Capture(EXECUTED_BYTES), Capture(EXECUTED_BYTES)
+        result = await self.exec(
+            ["sh", "-c", command],
+            cwd=cwd or WORKSPACE,
+            env=env,
+            stdout=stdout,
+            stderr=stderr,
+            timeout_seconds=timeout_seconds,
+        )
+        code = result.exit.code if result.exit.how == "exit" and not result.timed_out else None
+        return Executed(code, stdout.text(), stderr.text(), result.timed_out)
+
+    async def read_file(self, path: str, *, max_bytes: int = 1 << 20) -> bytes:
+        """A file's bytes; over the limit is FileRefused `content_too_large`, never a part of it."""
+        return await whole(self.read(path, 0, max_bytes + 1), path, max_bytes)
+
+    async def write_file(self, path: str, content: bytes) -> None:
+        """Write a small file whole; see `write`."""
+        await self.write(path, content)
+
     async def exec(
         self,
         argv: Sequence[str],
@@ -274,6 +338,14 @@ class Sandbox(ABC):
                 await _copy(process.stdout, stdout)
                 await _copy(process.stderr, stderr)
         return ExecResult(end, timed_out, time.monotonic() - started)
+
+
+async def whole(chunks: AsyncIterator[bytes], path: str, max_bytes: int) -> bytes:
+    """Join what a read for one byte more than the limit gives; FileRefused where that byte is there."""
+    content = b"".join([chunk async for chunk in chunks])
+    if len(content) > max_bytes:
+        raise FileRefused(f"{path}: over {max_bytes:,} bytes", "Ask for more with max_bytes.", code="content_too_large")
+    return content
 
 
 async def _end_soon(process: Process) -> Exit | None:

@@ -78,6 +78,9 @@ class Store:
         raises rises as it is.
         """
         name = self._name(key)
+        if isinstance(source, bytes) and len(source) <= _BLOCK_BYTES:
+            sha256 = await self._run(self._write, name, source, max_bytes, writing=True)
+            return StoredObject(key, len(source), sha256)
         async with self._draft(max_bytes) as draft:
             await self._fill(draft, source)
             await self._run(draft.publish, name, writing=True)
@@ -221,7 +224,7 @@ class Store:
     def _try(self) -> tuple[str, ...]:
         name = f"{self._prefix}probe-{secrets.token_hex(8)}"
         with translated(writing=True):
-            self._write(name, b"sandgate")
+            self._write(name, b"sandgate", None)
             try:
                 if self._reread(name) != b"sandgate":
                     raise StoreUnavailable("what was written reads back as something else")
@@ -230,11 +233,12 @@ class Store:
             finally:
                 self._backend.delete(name)
 
-    def _write(self, name: str, data: bytes) -> None:
-        draft = self._backend.draft(None)
+    def _write(self, name: str, data: bytes, max_bytes: int | None) -> str:
+        draft = self._backend.draft(max_bytes)
         try:
             draft.write(data)
             draft.publish(name)
+            return draft.sha256
         finally:
             draft.discard()
 
@@ -247,7 +251,7 @@ class Store:
 
     def _refuses(self, name: str) -> bool:
         try:
-            self._write(name, b"again")
+            self._write(name, b"again", None)
         except FileExistsError:
             return True
         return False

@@ -7,6 +7,7 @@ from typing import Protocol
 from pydantic import JsonValue
 
 from gateway.models import Arguments, Stream, ToolCall, ToolDefinition, ToolResult
+from sandboxes import Executed
 
 NO_REASON = "skipped by a hook that gave no reason"
 
@@ -24,16 +25,6 @@ class Skip:
     """Do not run the tool; the reason is what the agent reads. The call's status is `skipped`, not an error."""
 
     reason: str = NO_REASON
-
-
-@dataclass(frozen=True, slots=True)
-class Executed:
-    """What a hook's own command did; each output at most 1 MiB, head and tail."""
-
-    exit_code: int | None
-    stdout: str
-    stderr: str
-    timed_out: bool
 
 
 class HookSandbox(Protocol):

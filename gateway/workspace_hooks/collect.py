@@ -3,24 +3,39 @@
 import base64
 import json
 import time
-from collections.abc import AsyncIterable, AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable, Sequence
+from contextlib import aclosing
 from dataclasses import asdict, dataclass, field
 from typing import Final, Protocol
 
 import anyio
+import anyio.to_thread
 
 from gateway.matching import glob_matches
 from gateway.models import CollectReport
 from gateway.text import printable
-from sandboxes import Entry, FileRefused, Listing, Sandbox, SandboxContext, SandboxError, SandboxHook
+from sandboxes import (
+    SMALL_BYTES,
+    Entry,
+    FileRefused,
+    Listing,
+    Sandbox,
+    SandboxContext,
+    SandboxError,
+    SandboxHook,
+    batches,
+)
 from stores import StoredObject, StoreError, file_key
 
 MAX_FILES: Final = 10_000
 MAX_SKIPPED: Final = 1000
-AT_ONCE: Final = 4
+AT_ONCE: Final = 8
 COLLECT_SECONDS: Final = 45.0
 """What is not taken by then is left out and named; a session's end has a longer limit, which leaves no manifest."""
 MANIFEST_KEY: Final = "manifest.json"
+
+
+Content = bytes | FileRefused | AsyncIterator[bytes]
 
 
 class Target(Protocol):
@@ -28,6 +43,10 @@ class Target(Protocol):
 
     @property
     def name(self) -> str: ...
+
+    async def clear(self) -> None:
+        """Remove what a collection that was cut off by the gateway's death has left there."""
+        ...
 
     async def put(self, key: str, source: AsyncIterable[bytes] | bytes, media_type: str) -> StoredObject: ...
 
@@ -79,11 +98,13 @@ class CollectWorkspace(SandboxHook):
         try:
             if not ctx.restored:
                 manifest.skip("*", "the workspace was lost before it could be collected")
+            await self._target.clear()
             with anyio.move_on_after(COLLECT_SECONDS) as limit:
                 await self._take_all(ctx.sandbox, manifest)
             if limit.cancelled_caught:
                 manifest.skip("*", f"collecting took over {COLLECT_SECONDS:g} s; the rest was left out")
-            await self._target.put(MANIFEST_KEY, _json(manifest), "application/json")
+            content = await anyio.to_thread.run_sync(_json, manifest)  # of 10,000 files, most of a second
+            await self._target.put(MANIFEST_KEY, content, "application/json")
         except BaseException as broken:
             manifest.complete, error = False, f"{type(broken).__name__}: {broken}"
             raise
@@ -105,20 +126,30 @@ class CollectWorkspace(SandboxHook):
         listing = await sandbox.list(recursive=True)
         if not listing.complete:
             manifest.skip("*", "the workspace has too many entries, or is too deep, to list whole")
-        entries = iter(self._chosen(listing, manifest))
+        chosen = self._chosen(listing, manifest)
+        send, receive = anyio.create_memory_object_stream[tuple[Entry, Content]](AT_ONCE)
         failures: list[SandboxError] = []
 
-        async def take_next() -> None:
-            for entry in entries:
+        async def give() -> None:
+            async with send, aclosing(_contents(sandbox, chosen)) as contents:
                 try:
-                    await self._take(sandbox, entry, manifest)
+                    async for one in contents:
+                        await send.send(one)
                 except SandboxError as error:
                     failures.append(error)
-                    return
 
-        async with anyio.create_task_group() as tasks:
-            for _ in range(AT_ONCE):
-                tasks.start_soon(take_next)
+        async def take() -> None:
+            async for entry, content in receive:
+                try:
+                    await self._take(entry, content, manifest)
+                except SandboxError as error:
+                    failures.append(error)
+
+        with receive:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(give)
+                for _ in range(AT_ONCE):
+                    tasks.start_soon(take)
         if failures:
             raise failures[0]
 
@@ -140,11 +171,10 @@ class CollectWorkspace(SandboxHook):
                 left -= entry.size
         return chosen
 
-    async def _take(self, sandbox: Sandbox, entry: Entry, manifest: Manifest) -> None:
+    async def _take(self, entry: Entry, content: Content, manifest: Manifest) -> None:
         key = f"files/{file_key(entry.path)}"
-        content = sandbox.read(entry.path, 0, entry.size + 1, follow=False)
         try:
-            stored = await self._target.put(key, _not_growing(content, entry), "application/octet-stream")
+            stored = await self._target.put(key, _not_grown(content, entry), "application/octet-stream")
         except FileRefused as error:
             manifest.skip(entry.path, error.message)
             return
@@ -164,13 +194,54 @@ class CollectWorkspace(SandboxHook):
         )
 
 
+async def _contents(sandbox: Sandbox, chosen: Sequence[Entry]) -> AsyncGenerator[tuple[Entry, Content], None]:
+    """Each file with its content: small ones many at a time, a large one as a stream that is read when it is taken."""
+    for batch in batches(chosen, lambda entry: entry.size):
+        if batch[0].size > SMALL_BYTES:
+            [entry] = batch
+            yield entry, sandbox.read(entry.path, 0, entry.size + 1, follow=False)
+            continue
+        async with aclosing(_small(sandbox, batch)) as contents:
+            async for one in contents:
+                yield one
+
+
+async def _small(sandbox: Sandbox, batch: Sequence[Entry]) -> AsyncGenerator[tuple[Entry, Content], None]:
+    left = iter(batch)
+    try:
+        async with aclosing(sandbox.read_many([entry.path for entry in batch], SMALL_BYTES)) as contents:
+            async for content in contents:
+                yield next(left), content
+    except FileRefused as refused:
+        for entry in left:
+            yield entry, refused
+
+
+def _not_grown(content: Content, entry: Entry) -> bytes | AsyncIterator[bytes]:
+    """The content, as long as it is no longer than what was listed; raises FileRefused."""
+    match content:
+        case FileRefused(code="content_too_large"):
+            raise _grown()
+        case FileRefused():
+            raise content
+        case bytes():
+            if len(content) > entry.size:
+                raise _grown()
+            return content
+    return _not_growing(content, entry)
+
+
 async def _not_growing(chunks: AsyncIterator[bytes], entry: Entry) -> AsyncIterator[bytes]:
     sent = 0
     async for chunk in chunks:
         sent += len(chunk)
         if sent > entry.size:
-            raise FileRefused("changed while it was read", code="file_changed")
+            raise _grown()
         yield chunk
+
+
+def _grown() -> FileRefused:
+    return FileRefused("changed while it was read", code="file_changed")
 
 
 def _base64_unless_text(name: bytes) -> str | None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import json
 import os
 import random
 import re
@@ -73,9 +74,9 @@ def text_of(result: dict[str, Any]) -> str:
     return "".join(block["text"] for block in result["content"])
 
 
-def start(state_dir: Path) -> subprocess.Popen[str]:
+def start(state_dir: Path, more: str = "") -> subprocess.Popen[str]:
     config = state_dir.parent / "sandgate.toml"
-    config.write_text(CONFIG)
+    config.write_text(CONFIG + more)
     with (state_dir.parent / "stderr").open("a") as errors:
         return subprocess.Popen(
             [SANDGATE, "serve", "--config", config, "--state-dir", state_dir],
@@ -87,9 +88,9 @@ def start(state_dir: Path) -> subprocess.Popen[str]:
 
 
 @asynccontextmanager
-async def gateway_process(state_dir: Path) -> AsyncIterator[Running]:
-    """Ready when it listens; killed at the end if it is still there."""
-    process = start(state_dir)
+async def gateway_process(state_dir: Path, more: str = "") -> AsyncIterator[Running]:
+    """Ready when it listens; killed at the end if it is still there. `more` is added to its configuration."""
+    process = start(state_dir, more)
     assert process.stdout is not None
     try:
         line = await anyio.to_thread.run_sync(process.stdout.readline)
@@ -459,3 +460,44 @@ async def test_a_killed_launcher_is_a_lost_sandbox_not_a_dead_gateway(state_dir:
             assert await all_gone(below)
         assert statuses == ["sandbox_lost"]
         assert text_of(await running.call(base, "cat kept")) == "kept\n"
+
+
+COLLECTING = """
+[profiles.default]
+collect = [{ match = "**", to = "./collected" }]
+"""
+
+
+@pytest.mark.parametrize("to", ["results", "folder"])
+async def test_a_collection_that_was_killed_begins_anew(state_dir: Path, to: str) -> None:
+    """R39, design 9: what the first one had stored does not stand in the way of the second, nor does it stay."""
+    more = COLLECTING if to == "folder" else ""
+    async with gateway_process(state_dir, more) as running:
+        base = await running.session(collect=[] if more else ["**"])
+        session = base.rpartition("/")[2]
+        await running.call(base, "for n in $(seq 2000); do echo $n > f$n; done")
+        folder = state_dir.parent / "collected" / session if more else state_dir / "results" / session / "collected"
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(_close, running, base)
+            with anyio.fail_after(30):
+                while not list(folder.glob("files/f*")):
+                    await anyio.sleep(0.01)
+            await running.end(signal.SIGKILL)
+    assert not (folder / "manifest.json").exists(), "it was killed too late"
+    async with gateway_process(state_dir, more) as running:
+        await running.call(base, "rm f1; echo again > f2")
+        report = (await running.client.delete(base)).json()
+        assert (report["failed"], [(one["files"], one["complete"]) for one in report["collected"]]) == (
+            [],
+            [(1999, True)],
+        )
+        manifest = json.loads((folder / "manifest.json").read_text())
+        assert {one["path"]: (folder / one["key"]).read_text() for one in manifest["files"]} == {
+            f"f{n}": "again\n" if n == 2 else f"{n}\n" for n in range(2, 2001)
+        }
+        assert {one.name for one in (folder / "files").iterdir()} == {f"f{n}" for n in range(2, 2001)}
+
+
+async def _close(running: Running, base: str) -> None:
+    with contextlib.suppress(httpx2.HTTPError):
+        await running.client.delete(base)
