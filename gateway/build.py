@@ -6,21 +6,25 @@ import os
 import re
 import secrets
 import sys
-from collections.abc import AsyncIterable, AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import FunctionType
 from typing import Any, Final
 
 from gateway.errors import SettingsError, StateError, Unprocessable
 from gateway.execution import CallRunner
 from gateway.gateway import Gateway, GatewayOptions, Profiles
-from gateway.hooks.hook import HOOK_METHODS, Hook
+from gateway.hooks.hook import FILTER, POINTS, Hook
 from gateway.hooks.offload import Offload, Rule, Rules
 from gateway.hooks.permission import Permissions, session_policy
+from gateway.hooks.registered import Registered
+from gateway.inputs import SessionInput, check_distinct, parsed_inputs
 from gateway.journal import Journal, SessionRow
+from gateway.matching import matches
 from gateway.models import LimitsRequest, SessionRequest, ToolDefinition
-from gateway.pipeline import Pipeline, Registered
+from gateway.pipeline import Pipeline
 from gateway.principals import Principal, Tokens
 from gateway.results import SessionResults
 from gateway.sessions import SandboxPlaces, Session, SessionLimits, Sessions
@@ -96,6 +100,7 @@ class ConfiguredProfiles(Profiles):
         folder: Path,
         kinds: Mapping[str, SandboxKind],
         places: SandboxPlaces,
+        hooks: Sequence[Registered],
         toolbox: Toolbox,
         results: ResultStore,
         journal: Journal,
@@ -104,6 +109,7 @@ class ConfiguredProfiles(Profiles):
         self._folder = folder
         self._kinds = kinds
         self._places = places
+        self._hooks = hooks
         self._toolbox = toolbox
         self._results = results
         self._journal = journal
@@ -132,8 +138,6 @@ class ConfiguredProfiles(Profiles):
     def session(self, row: SessionRow, request: SessionRequest) -> Session:
         profile = self._profile(request.profile)
         limits = narrowed(profile.limits, request.limits)
-        if request.inputs:
-            raise Unprocessable(f"inputs: no hook of this gateway declares {sorted(request.inputs)[0]!r}")
         policies = [self._settings.policy(profile)]
         if request.permission is not None:
             policies.append(session_policy(request.permission))
@@ -146,6 +150,7 @@ class ConfiguredProfiles(Profiles):
                 "Leave it out, or name a profile of another kind.",
                 code="no_sandbox",
             )
+        tools = self._tools(profile, request, kind)
         return Session(
             row=row,
             request=request,
@@ -168,7 +173,8 @@ class ConfiguredProfiles(Profiles):
                 int(limits.results_size),
             ),
             idle_seconds=profile.idle_seconds,
-            tools=self._tools(profile, request, kind),
+            tools=tools,
+            inputs=parsed_inputs(self._needed_inputs(tools), request.inputs),
             permissions=Permissions(tuple(policies)),
             show_store_uri=profile.show_store_uri,
             raw_stream=profile.stream == "raw",
@@ -189,6 +195,15 @@ class ConfiguredProfiles(Profiles):
                     f"It offers: {', '.join(one.name for one in offered)}.",
                 )
         return tuple(one for one in chosen if one in offered)
+
+    def _needed_inputs(self, tools: Sequence[ToolDefinition]) -> Iterator[type[SessionInput]]:
+        """What the hooks over these tools, and the tools themselves, declare."""
+        for hook in self._hooks:
+            if any(matches(tool.name, hook.tools) for tool in tools):
+                yield from hook.inputs
+        for definition in tools:
+            if isinstance(tool := self._toolbox.get(definition.name), FunctionTool):
+                yield from tool.inputs.values()
 
     def _sandbox_hooks(
         self, row: SessionRow, profile: Profile, request: SessionRequest, limits: ProfileLimits
@@ -295,10 +310,10 @@ async def built_gateway(settings: Settings, folder: Path, state: State) -> Async
     refuse_shadowed_packages()
     check_configuration(settings, folder)
     kinds = build_kinds(settings.profiles.values(), folder, state)
-    toolbox = build_toolbox(settings, folder)
+    hooks = build_hooks(settings, folder)
+    toolbox = build_toolbox(settings, folder, hooks)
     results = ResultStore(build_store(settings, folder, state))
     rules = Rules([Rule(one.tools, build_policy(one)) for one in settings.offload.rules], toolbox.names)
-    pipeline = Pipeline([build_hook(one, folder) for one in settings.hooks])
     places = SandboxPlaces(settings.server.live_sandboxes)
     retention = settings.store.retention_hours * 3600
     journal = Journal.open(state.folder / "sandgate.db")
@@ -307,8 +322,8 @@ async def built_gateway(settings: Settings, folder: Path, state: State) -> Async
         journal=journal,
         sessions=Sessions(settings.server.sessions),
         places=places,
-        profiles=ConfiguredProfiles(settings, folder, kinds, places, toolbox, results, journal),
-        runner=CallRunner(pipeline, toolbox, offload, results, journal, SpoolFolder(state.folder / "spool")),
+        profiles=ConfiguredProfiles(settings, folder, kinds, places, hooks, toolbox, results, journal),
+        runner=CallRunner(Pipeline(hooks), toolbox, offload, results, journal, SpoolFolder(state.folder / "spool")),
         results=results,
         options=GatewayOptions(
             replay_seconds=settings.server.replay_seconds,
@@ -321,9 +336,7 @@ async def built_gateway(settings: Settings, folder: Path, state: State) -> Async
 
 def check_configuration(settings: Settings, folder: Path) -> None:
     """Import all hooks and tools, and look at what profiles name, as the start does. Raises SettingsError."""
-    for hook in settings.hooks:
-        build_hook(hook, folder)
-    toolbox = build_toolbox(settings, folder)
+    toolbox = build_toolbox(settings, folder, build_hooks(settings, folder))
     Rules([Rule(one.tools, build_policy(one)) for one in settings.offload.rules], toolbox.names)
     for name, profile in settings.profiles.items():
         for pattern in profile.tools:
@@ -340,8 +353,24 @@ def check_configuration(settings: Settings, folder: Path) -> None:
                 )
 
 
-def build_toolbox(settings: Settings, folder: Path) -> Toolbox:
-    return Toolbox([*SANDBOX_TOOLS, *RESULT_TOOLS, *(build_tool(one, folder) for one in settings.tools)])
+def build_hooks(settings: Settings, folder: Path) -> list[Registered]:
+    """The hooks in their order. Raises SettingsError."""
+    return [build_hook(one, folder) for one in settings.hooks]
+
+
+def build_toolbox(settings: Settings, folder: Path, hooks: Sequence[Registered]) -> Toolbox:
+    """The built-in tools, those of the settings, and the hooks' own."""
+    carried = dict.fromkeys(tool for hook in dict.fromkeys(one.hook for one in hooks) for tool in hook.tools)
+    own = [FunctionTool.of(tool, source="hook") for tool in carried]
+    toolbox = Toolbox([*SANDBOX_TOOLS, *RESULT_TOOLS, *(build_tool(one, folder) for one in settings.tools), *own])
+    tools = [toolbox.get(name) for name in toolbox.names]
+    check_distinct(
+        [
+            *(kind for one in hooks for kind in one.inputs),
+            *(kind for tool in tools if isinstance(tool, FunctionTool) for kind in tool.inputs.values()),
+        ]
+    )
+    return toolbox
 
 
 def kind_key(profile: Profile) -> str:
@@ -409,17 +438,30 @@ def build_policy(rule: OffloadRule) -> OffloadPolicy:
 
 
 def build_hook(one: HookSettings, folder: Path) -> Registered:
+    hook = _hook(one, imported(one.use, folder))
     try:
-        hook = imported(one.use, folder)(**one.options)
-    except TypeError as error:
-        raise SettingsError(f"hooks: {one.use}: {error}", "Check its options.") from error
-    if not isinstance(hook, Hook):
-        raise SettingsError(f"hooks: {one.use}: not a Hook", "Derive it from gateway.hooks.hook.Hook.")
-    if not any(hook.overrides(method) for method in HOOK_METHODS):
+        registered = Registered(hook, one.tools, one.timeout_seconds, one.on_failure)
+    except SettingsError as error:
+        raise SettingsError(f"hooks: {one.use}: {error.message}", error.remedy) from error
+    if not registered.methods and not hook.tools:
         raise SettingsError(
-            f"hooks: {one.use}: has none of {', '.join(HOOK_METHODS)}", "Check how its methods are spelt."
+            f"hooks: {one.use}: has none of {', '.join((*POINTS, FILTER))}", "Check how its methods are spelt."
         )
-    return Registered(hook, one.tools, one.timeout_seconds, one.on_failure)
+    return registered
+
+
+def _hook(one: HookSettings, found: Any) -> Hook:
+    """A hook object as it is, or one of a class, made with the options."""
+    if isinstance(found, Hook) and not one.options:
+        return found
+    if isinstance(found, FunctionType):
+        raise SettingsError(f"hooks: {one.use}: a plain function", "Put @hook above it, from gateway.hooks.function.")
+    if not (isinstance(found, type) and issubclass(found, Hook)):
+        raise SettingsError(f"hooks: {one.use}: not a Hook", "Derive it from gateway.hooks.hook.Hook.")
+    try:
+        return found(**one.options)
+    except (TypeError, ValueError) as error:
+        raise SettingsError(f"hooks: {one.use}: {error}", "Check its options.") from error
 
 
 def build_tool(one: ToolSettings, folder: Path) -> Tool:

@@ -11,10 +11,11 @@ from gateway.answer import build_result
 from gateway.calls import ActiveCall
 from gateway.hooks.hook import HookContext
 from gateway.hooks.offload import Offload, Offloaded
+from gateway.hooks.registered import HookBroken
 from gateway.journal import Journal, Terminal
 from gateway.models import STREAMS, DecisionRecord, Fault, Stream, ToolCall, ToolResult
 from gateway.outcomes import failed_outcome, invalid, stopped_outcome, without_output
-from gateway.pipeline import HookBroken, Pipeline, Stopped, Trail
+from gateway.pipeline import Pipeline, Stopped, Trail
 from gateway.results import SessionResults
 from gateway.sandbox_view import SandboxView
 from gateway.sessions import Session
@@ -124,17 +125,17 @@ class CallRunner:
                 ),
                 None,
             )
-        outcome, failure = await self._run_tool(session, active, call, tool)
+        outcome, failure = await self._run_tool(session, active, call, tool, trail)
         return call, outcome, failure
 
     async def _run_tool(
-        self, session: Session, active: ActiveCall, call: ToolCall, tool: Tool
+        self, session: Session, active: ActiveCall, call: ToolCall, tool: Tool, trail: Trail
     ) -> tuple[Outcome, HookBroken | None]:
         ctx = self._hook_context(session, call)
         filters = {
             stream: one
             for stream in STREAMS
-            if (one := self.pipeline.filtered(ctx, stream, active.spools[stream])) is not None
+            if (one := self.pipeline.filtered(ctx, stream, active.spools[stream], trail)) is not None
         }
         if not filters:
             return await self._guarded(session, call, tool, active.spools), None
@@ -151,7 +152,7 @@ class CallRunner:
     async def _guarded(self, session: Session, call: ToolCall, tool: Tool, sinks: Mapping[Stream, Sink]) -> Outcome:
         """Run the tool; what it raises becomes a status."""
         ctx = ToolContext(
-            session=session.info(call.turn_id),
+            session=session.info(call.turn_id, call.hook_context),
             call_id=call.id,
             sandbox=session.sandbox,
             hook_sandbox=SandboxView(session.sandbox, is_executable=session.kind.opens),
@@ -170,7 +171,7 @@ class CallRunner:
 
     def _hook_context(self, session: Session, call: ToolCall, body: Body | None = None) -> HookContext:
         return HookContext(
-            session=session.info(call.turn_id),
+            session=session.info(call.turn_id, call.hook_context),
             call=call,
             tools=session.tools,
             sandbox=SandboxView(session.sandbox, is_executable=session.kind.opens),

@@ -99,6 +99,7 @@ class Gateway:
         """Take up what an earlier process left, then serve until the block ends; calls still running then are given
         `stop_seconds` and end `cancelled`. Open sessions keep their workspaces and go on at the next start."""
         try:
+            await self.runner.pipeline.warm_up()
             await self._restore()
             async with anyio.create_task_group() as tasks:
                 self._tasks = tasks
@@ -111,6 +112,7 @@ class Gateway:
                     tasks.cancel_scope.cancel()
         finally:  # also where the block, or taking up, has failed
             with anyio.CancelScope(shield=True):
+                await self.runner.pipeline.aclose()
                 for kind in self.profiles.kinds().values():
                     await kind.aclose()
                 await self.results.aclose()
@@ -277,10 +279,12 @@ class Gateway:
         output readable, also where only head and tail would be needed.
 
         A key that was used before gives the same call (running or answered), never a second run. Raises NotFound
-        (closed session), TooMany (no place for a sandbox), Unprocessable (a key used for another request).
+        (closed session), TooMany (no place for a sandbox), Unprocessable (a key used for another request, a
+        `hook_context` that would replace a key of the session's).
         """
         self._check_running()
         session.check_open()
+        session.check_context(request.hook_context)
         if key is None:
             return self._accept(session, request, None, None, streamed=streamed)
         fingerprint = _fingerprint(request)
@@ -354,6 +358,7 @@ class Gateway:
             requested_tool=request.tool,
             call_id=request.call_id,
             turn_id=request.turn_id,
+            hook_context=request.hook_context,
         )
 
     def _active(self, session: Session, call: ToolCall, *, keyed: bool, streamed: bool) -> ActiveCall:

@@ -112,6 +112,7 @@ class CallRequest(Wire):
     arguments: Arguments = Field(default_factory=dict)
     call_id: Annotated[str, Field(max_length=2000)] | None = None
     turn_id: Annotated[str, Field(max_length=200)] | None = None
+    hook_context: dict[str, JsonValue] = Field(default_factory=dict)
 
 
 class ToolCall(Wire):
@@ -127,6 +128,7 @@ class ToolCall(Wire):
     requested_tool: str
     call_id: str | None = None
     turn_id: str | None = None
+    hook_context: dict[str, JsonValue] = Field(default_factory=dict)
 
 
 class ToolDefinition(Wire):

@@ -9,50 +9,31 @@ import functools
 import inspect
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Final, Literal
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, Literal, TypeVar
 
 import anyio
 import anyio.to_thread
 from anyio.streams.memory import MemoryObjectReceiveStream
+from pydantic import TypeAdapter, ValidationError
 
-from gateway.hooks.hook import Continue, Hook, HookContext, Skip
+from gateway.errors import SettingsError
+from gateway.hooks.hook import FILTER, After, Before, Continue, Hook, HookContext, Skip
+from gateway.hooks.registered import HookBroken, Registered
 from gateway.matching import matches
 from gateway.models import Arguments, DecisionRecord, Stream, ToolResult
 from sandboxes import Sink
 
 logger = logging.getLogger(__name__)
 
-HANGING_THREADS: Final = 4
-"""A sync hook with this many threads still hanging is not called again."""
-SYNC_THREADS: Final = 16
-"""How many calls of one sync hook may run at a time; each hook has its own, so none starves another."""
+WARM_UP_SECONDS: Final = 60.0
+CLOSE_SECONDS: Final = 10.0
+MOST_REASON: Final = 10_000
+"""Characters of a reason that an agent reads; the record keeps 2,000."""
+_ARGUMENTS: Final[TypeAdapter[Arguments]] = TypeAdapter(Arguments)
 
-
-class HookBroken(Exception):
-    """A hook raised, was slow, or did not answer with a decision of its point."""
-
-    def __init__(self, hook: str, why: str) -> None:
-        super().__init__(f"{hook}: {why}")
-        self.hook = hook
-        self.why = why
-
-
-@dataclass(slots=True)
-class Registered:
-    """A hook with what the operator says of it. `on_failure="open"` lets calls pass where the hook is broken."""
-
-    hook: Hook
-    tools: tuple[str, ...] = ("*",)
-    timeout_seconds: float = 10.0
-    on_failure: Literal["closed", "open"] = "closed"
-    hanging: int = 0
-    threads: anyio.CapacityLimiter = field(default_factory=lambda: anyio.CapacityLimiter(SYNC_THREADS))
-
-    @property
-    def name(self) -> str:
-        return self.hook.name
+Decision = TypeVar("Decision")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,25 +57,52 @@ Trail = list[DecisionRecord]
 
 
 class Pipeline:
-    """The hooks of one gateway, in their order."""
+    """The hooks of one gateway, in their order. Use `warm_up` before the first call and `aclose` after the last."""
 
     def __init__(self, hooks: Sequence[Registered]) -> None:
-        self._hooks = tuple(hooks)
+        self.hooks = tuple(hooks)
         self.matching = functools.lru_cache(maxsize=1024)(self._matching)  # several times a call
+        self._warm: list[Hook] = []
 
     def _matching(self, tool: str, method: str) -> tuple[Registered, ...]:
         """The hooks that have this method and match the tool, in list order."""
-        return tuple(one for one in self._hooks if matches(tool, one.tools) and one.hook.overrides(method))
+        return tuple(one for one in self.hooks if method in one.methods and matches(tool, one.tools))
+
+    async def warm_up(self) -> None:
+        """Call `warm_up` of each hook object, in list order. Raises SettingsError where one fails; what was warm is
+        then closed by `aclose`."""
+        for hook in dict.fromkeys(one.hook for one in self.hooks):
+            if hook.overrides("warm_up"):
+                try:
+                    with anyio.fail_after(WARM_UP_SECONDS):
+                        await _run(hook.warm_up)
+                except Exception as error:  # strangers' code: it is told by name, and nothing starts
+                    raise SettingsError(
+                        f"hooks: {hook.name}: warm_up raised {type(error).__name__}: {error}", "Mend the hook."
+                    ) from error
+            self._warm.append(hook)
+
+    async def aclose(self) -> None:
+        """Call `close` of each hook object that is warm, the last first; an error is logged, and stops no other."""
+        while self._warm:
+            hook = self._warm.pop()
+            if hook.overrides("close"):
+                try:
+                    with anyio.fail_after(CLOSE_SECONDS):
+                        await _run(hook.close)
+                except Exception:  # strangers' code
+                    logger.exception("close of the hook %s", hook.name)
 
     def hides_output(self, tool: str) -> bool:
         """Whether output may not be shown as it flows: a post hook sees it later and has no filter for it."""
-        return any(not one.hook.overrides("filter_output") for one in self.matching(tool, "post_tool_call"))
+        return any(FILTER not in one.methods for one in self.matching(tool, "post_tool_call"))
 
     async def before(self, ctx: HookContext, validate: Validate, trail: Trail) -> Passed | Stopped:
         """Run `pre_tool_call` of every matching hook; `validate` names what is wrong with rewritten arguments."""
         for one in self.matching(ctx.call.tool, "pre_tool_call"):
+            own = _own(ctx)
             try:
-                decision = await self._ask(one, "pre_tool_call", ctx, ctx.call, trail)
+                decision = await _asked(one, "pre_tool_call", own, own.call, _before, trail)
             except HookBroken as broken:
                 return Stopped("hook", str(broken), ctx.call.arguments)
             match decision:
@@ -109,92 +117,102 @@ class Pipeline:
     async def after(self, ctx: HookContext, result: ToolResult, trail: Trail) -> ToolResult:
         """Run `post_tool_call` of every matching hook, each on the result of the one before. Raises HookBroken."""
         for one in self.matching(ctx.call.tool, "post_tool_call"):
-            decision = await self._ask(one, "post_tool_call", ctx, result, trail)
-            if isinstance(decision, Continue) and decision.result is not None:
-                result = _same_call(one.name, result, decision.result)
+            given = result
+            if given.structured is not None:
+                given = given.model_copy(update={"structured": _copied(given.structured)})
+            check = functools.partial(_after, given=given)
+            decision = await _asked(one, "post_tool_call", _own(ctx), given, check, trail)
+            result = decision.result or result
         return result
 
-    async def _ask(self, one: Registered, point: str, ctx: HookContext, value: Any, trail: Trail) -> Continue | Skip:
-        started = time.perf_counter()
-        try:
-            decision = _checked(one.name, point, await _call(one, getattr(one.hook, point), ctx, value))
-        except HookBroken as broken:
-            trail.append(_record(one.name, point, f"broken ({one.on_failure})", broken.why, started))
-            if one.on_failure == "open":
-                return Continue()
-            raise
-        reason = decision.reason if isinstance(decision, Skip) else ""
-        trail.append(_record(one.name, point, _word(decision), reason, started))
-        return decision
-
-    def filtered(self, ctx: HookContext, stream: Stream, sink: Sink) -> "Filtered | None":
+    def filtered(self, ctx: HookContext, stream: Stream, sink: Sink, trail: Trail) -> "Filtered | None":
         """A sink that passes bytes through every matching `filter_output` to `sink`; None where no hook filters."""
-        hooks = self.matching(ctx.call.tool, "filter_output")
-        return Filtered(hooks, ctx, stream, sink) if hooks else None
+        hooks = self.matching(ctx.call.tool, FILTER)
+        return Filtered(hooks, ctx, stream, sink, trail) if hooks else None
 
 
-async def _call(one: Registered, method: Callable[..., Any], ctx: HookContext, value: Any) -> Any:
-    if one.hanging >= HANGING_THREADS:
-        raise HookBroken(one.name, f"not called: {one.hanging} earlier calls of it still hang")
+async def _run(work: Callable[[], Any]) -> None:
+    if inspect.iscoroutinefunction(work):
+        await work()
+    else:
+        await anyio.to_thread.run_sync(work, abandon_on_cancel=True)
+
+
+def _own(ctx: HookContext) -> HookContext:
+    """The context with a call of the hook's own, so that what it changes in place changes nothing."""
+    call = ctx.call
+    copies = {"arguments": _copied(call.arguments), "original_arguments": _copied(call.original_arguments)}
+    return replace(ctx, call=call.model_copy(update=copies))
+
+
+def _copied(value: Any) -> Any:
+    """A deep copy of JSON; `copy.deepcopy` takes five times as long."""
+    if isinstance(value, dict):
+        return {name: _copied(one) for name, one in value.items()}
+    if isinstance(value, list):
+        return [_copied(one) for one in value]
+    return value
+
+
+async def _asked(
+    one: Registered,
+    point: str,
+    ctx: HookContext,
+    value: Any,
+    check: Callable[[Any], Decision | None],
+    trail: Trail,
+) -> Decision:
+    """One hook's decision, recorded; `check` gives None for what is no decision of the point. Raises HookBroken."""
+    started = time.perf_counter()
     try:
-        with anyio.fail_after(one.timeout_seconds):
-            if inspect.iscoroutinefunction(method):
-                return await method(ctx, value)
-            return await _in_thread(one, functools.partial(method, ctx, value))
-    except TimeoutError:
-        raise HookBroken(one.name, f"no answer within {one.timeout_seconds:g} s") from None
-    except Exception as error:  # strangers' code: whatever it raises is a broken hook
-        logger.exception("hook %s raised in call %s of session %s", one.name, ctx.call.id, ctx.session.id)
-        raise HookBroken(one.name, f"raised {type(error).__name__}; the gateway's log has it") from error
-
-
-async def _in_thread(one: Registered, work: Callable[[], Any]) -> Any:
-    abandoned = returned = False
-
-    def counted() -> Any:
-        nonlocal returned
-        try:
-            return work()
-        finally:
-            returned = True
-            if abandoned:
-                one.hanging -= 1
-
-    try:
-        answer = await anyio.to_thread.run_sync(counted, abandon_on_cancel=True, limiter=one.threads)
-    except anyio.get_cancelled_exc_class():
-        abandoned = not returned
-        one.hanging += abandoned
+        answer = await one.ask(point, ctx, value)
+        if (decision := check(answer)) is None:
+            raise HookBroken(one.name, f"{_shown(answer)} is not a decision of {point}")
+    except HookBroken as broken:
+        trail.append(_record(one.name, point, f"broken ({one.on_failure})", broken.why, started))
+        if one.on_failure == "open" and (unchanged := check(Continue())) is not None:
+            return unchanged
         raise
-    return await answer if isinstance(answer, Awaitable) else answer
+    trail.append(_record(one.name, point, _word(decision), getattr(decision, "reason", ""), started))
+    return decision
 
 
-def _checked(hook: str, point: str, decision: Any) -> Continue | Skip:
-    before = point == "pre_tool_call"
-    match decision:
-        case Continue(arguments=arguments, result=None) if before and (arguments is None or _is_arguments(arguments)):
-            return Continue(arguments=arguments)
-        case Skip(reason=str() as reason) if before:
-            return Skip(reason) if reason.strip() else Skip()
-        case Continue(arguments=None, result=result) if not before and (result is None or type(result) is ToolResult):
-            return Continue(result=result)
-    raise HookBroken(hook, f"{type(decision).__name__} is not a decision of {point}")
+def _shown(answer: Any) -> str:
+    kind = type(answer)
+    return f"{kind.__name__} with these values" if kind in (Continue, Skip) else kind.__name__
 
 
-def _is_arguments(value: Any) -> bool:
-    return isinstance(value, dict) and all(isinstance(name, str) for name in value)
+def _before(answer: Any) -> Before | None:
+    match answer:
+        case Continue(arguments=None, result=None):
+            return answer
+        case Continue(arguments=dict() as arguments, result=None):
+            try:
+                return Continue(arguments=_ARGUMENTS.validate_python(arguments))
+            except (ValidationError, RecursionError):  # not JSON, or JSON without an end
+                return None
+        case Skip(reason=str() as reason):
+            return Skip(reason[:MOST_REASON]) if reason.strip() else Skip()
+    return None
 
 
-def _same_call(hook: str, old: ToolResult, new: ToolResult) -> ToolResult:
-    if (old.id, old.tool, old.references) != (new.id, new.tool, new.references):
-        raise HookBroken(hook, "a result keeps its id, tool and references")
-    return new
+def _after(answer: Any, given: ToolResult) -> After | None:
+    match answer:
+        case Continue(arguments=None, result=None):
+            return answer
+        case Continue(arguments=None, result=result) if type(result) is ToolResult and _same_call(given, result):
+            return answer
+    return None
 
 
-def _word(decision: Continue | Skip) -> str:
-    if isinstance(decision, Skip):
-        return "skip"
-    return "continue" if decision == Continue() else "rewrite"
+def _same_call(old: ToolResult, new: ToolResult) -> bool:
+    return (old.id, old.call_id, old.tool, old.references) == (new.id, new.call_id, new.tool, new.references)
+
+
+def _word(decision: object) -> str:
+    if isinstance(decision, Continue):
+        return "continue" if decision == Continue() else "rewrite"
+    return type(decision).__name__.lower()
 
 
 def _record(hook: str, point: str, decision: str, reason: str, started: float) -> DecisionRecord:
@@ -210,15 +228,16 @@ def _record(hook: str, point: str, decision: str, reason: str, started: float) -
 class Filtered:
     """Bytes through the filters of a chain of hooks.
 
-    A filter that raises breaks its hook: nothing more reaches the sink, `failure` names it, and the program goes on
-    with its output dropped.
+    A filter that breaks closes: nothing more reaches the sink, `failure` names it, and the program goes on with its
+    output dropped. An open one is left out from there on.
     """
 
-    def __init__(self, hooks: Sequence[Registered], ctx: HookContext, stream: Stream, sink: Sink) -> None:
+    def __init__(self, hooks: Sequence[Registered], ctx: HookContext, stream: Stream, sink: Sink, trail: Trail) -> None:
         self._hooks = hooks
         self._ctx = ctx
         self._stream = stream
         self._sink = sink
+        self._trail = trail
         self._send, self._receive = anyio.create_memory_object_stream[bytes](0)
         self.failure: HookBroken | None = None
 
@@ -231,7 +250,7 @@ class Filtered:
         """Move bytes until `end`; run it beside the program."""
         chunks = _received(self._receive)
         for one in self._hooks:
-            chunks = _guarded(one, self._ctx, self._stream, chunks)
+            chunks = one.filtered(self._ctx, self._stream, chunks, functools.partial(self._broke, one))
         try:
             async for chunk in chunks:
                 await self._sink.write(chunk)
@@ -240,26 +259,14 @@ class Filtered:
         finally:
             self._receive.close()
 
+    def _broke(self, one: Registered, broken: HookBroken) -> None:
+        self._trail.append(_record(broken.hook, FILTER, f"broken ({one.on_failure})", broken.why, time.perf_counter()))
+
     def end(self) -> None:
-        """Say that no more bytes come; `run` then lets the filters finish."""
+        """Say that no more bytes come; the filters then have each their time to give what they still hold."""
         self._send.close()
 
 
 async def _received(stream: MemoryObjectReceiveStream[bytes]) -> AsyncIterator[bytes]:
     async for chunk in stream:
         yield chunk
-
-
-async def _guarded(
-    one: Registered, ctx: HookContext, stream: Stream, chunks: AsyncIterator[bytes]
-) -> AsyncIterator[bytes]:
-    try:
-        async for chunk in one.hook.filter_output(ctx, stream, chunks):
-            if not isinstance(chunk, bytes):
-                raise HookBroken(one.name, f"filter_output gave {type(chunk).__name__}, not bytes")
-            yield chunk
-    except HookBroken:
-        raise
-    except Exception as error:  # strangers' code: whatever it raises is a broken hook
-        logger.exception("filter_output of %s raised in call %s of session %s", one.name, ctx.call.id, ctx.session.id)
-        raise HookBroken(one.name, f"filter_output raised {type(error).__name__}; the gateway's log has it") from error

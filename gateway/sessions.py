@@ -3,15 +3,18 @@
 import logging
 import secrets
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 import anyio
+from pydantic import JsonValue
 
 from gateway.calls import ActiveCall
 from gateway.errors import NotFound, TooMany, Unprocessable
 from gateway.hooks.hook import SessionInfo
 from gateway.hooks.permission import Permissions
+from gateway.inputs import SessionInput
 from gateway.journal import SessionRow
 from gateway.models import (
     CloseReport,
@@ -94,6 +97,7 @@ class Session:
     closed: anyio.Event = field(default_factory=anyio.Event)
     results_bytes: int = 0
     not_enforced: tuple[str, ...] = ()
+    inputs: Mapping[str, SessionInput] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.last_used = self.last_used or self.row.last_used
@@ -103,6 +107,7 @@ class Session:
         self._lock = anyio.Lock()
         self._sandbox: Sandbox | None = None
         self._created: list[SandboxHook] = []
+        self._labels = MappingProxyType(self.request.labels)
 
     @property
     def id(self) -> str:
@@ -112,14 +117,20 @@ class Session:
     def sandbox_alive(self) -> bool:
         return self._sandbox is not None and self._sandbox.alive
 
-    def info(self, turn_id: str | None = None) -> SessionInfo:
+    def info(self, turn_id: str | None = None, call_context: Mapping[str, JsonValue] | None = None) -> SessionInfo:
+        own = self.request.hook_context
         return SessionInfo(
-            id=self.id,
-            turn_id=turn_id,
-            labels=self.request.labels,
-            inputs=self.request.inputs,
-            hook_context=self.request.hook_context,
+            self.id, turn_id, self._labels, self.inputs, {**own, **call_context} if call_context else own
         )
+
+    def check_context(self, call_context: Mapping[str, JsonValue]) -> None:
+        """Raise Unprocessable where a call's `hook_context` would replace a key of the session's."""
+        for name in call_context:
+            if name in self.request.hook_context:
+                raise Unprocessable(
+                    f"hook_context: {name[:100]!r} is the session's, and a call cannot replace it",
+                    "Give the call's own under another key.",
+                )
 
     def record(self) -> SessionRecord:
         sandbox = self._sandbox

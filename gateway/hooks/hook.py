@@ -1,13 +1,17 @@
 """Hook: code of the operator's that sees each call before its tool runs and each result on its way back."""
 
-from collections.abc import AsyncIterator, Awaitable, Mapping
+import copy
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Final, Protocol, TypeVar
 
 from pydantic import JsonValue
 
+from gateway.inputs import SessionInput
 from gateway.models import Arguments, Stream, ToolCall, ToolDefinition, ToolResult
 from sandboxes import Executed
+
+Input = TypeVar("Input", bound=SessionInput)
 
 NO_REASON = "skipped by a hook that gave no reason"
 
@@ -55,13 +59,29 @@ class Body(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SessionInfo:
-    """Which session a hook is called for."""
+    """Which session a hook or a function tool is called for. `labels` and `hook_context` are the caller's words."""
 
     id: str
     turn_id: str | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
-    inputs: Mapping[str, JsonValue] = field(default_factory=dict)
-    hook_context: Mapping[str, JsonValue] = field(default_factory=dict)
+    given_inputs: Mapping[str, SessionInput] = field(default_factory=dict, repr=False)
+    given_context: Mapping[str, JsonValue] = field(default_factory=dict, repr=False)
+
+    @property
+    def inputs(self) -> dict[str, JsonValue]:
+        """The session's inputs by id; a copy of your own."""
+        return {id: value.model_dump(mode="json") for id, value in self.given_inputs.items()}
+
+    @property
+    def hook_context(self) -> dict[str, JsonValue]:
+        """What the session was opened with, and the call's own keys beside it; a copy of your own."""
+        return copy.deepcopy(dict(self.given_context))
+
+    def input(self, kind: type[Input]) -> Input:
+        """One input; a copy of your own. KeyError where nobody declares it."""
+        value = self.given_inputs[kind.input_id].model_copy(deep=True)
+        assert isinstance(value, kind)  # parsed by the only class of that id
+        return value
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,14 +99,23 @@ class HookContext:
 
 
 Before = Continue | Skip
-HOOK_METHODS = ("pre_tool_call", "post_tool_call", "filter_output")
+"""What `pre_tool_call` may answer."""
+After = Continue
+"""What `post_tool_call` may answer."""
+POINTS: Final[Mapping[str, type]] = {"pre_tool_call": ToolCall, "post_tool_call": ToolResult}
+"""The methods that are asked for a decision, and what each is given beside the context."""
+FILTER: Final = "filter_output"
 
 
 class Hook:
-    """Override what you need; only overridden methods are called. Both tool methods may be sync (they then run in a
-    worker thread) or async. Whatever is not a decision of its point, an exception or a time over the limit is a broken
-    hook: before the tool it does not run, after it the result is withheld.
+    """Override what you need; only overridden methods are called. A method may be sync (it then runs in a worker
+    thread) or async, and may declare session inputs as further parameters. Whatever is not a decision of its point, an
+    exception or a time over the limit is a broken hook: before the tool it does not run, after it the result is
+    withheld.
     """
+
+    tools: Sequence[Callable[..., Any]] = ()
+    """Tools of the hook's own: functions with annotations and a docstring, run in the gateway."""
 
     @property
     def name(self) -> str:
@@ -97,13 +126,21 @@ class Hook:
         """Decide about a call whose arguments are valid; rewritten ones are validated again."""
         return Continue()
 
-    def post_tool_call(self, ctx: HookContext, result: ToolResult) -> Continue | Awaitable[Continue]:
+    def post_tool_call(self, ctx: HookContext, result: ToolResult) -> After | Awaitable[After]:
         """See, and perhaps replace, a result. Runs for failures too, not for calls that were skipped."""
         return Continue()
 
     def filter_output(self, ctx: HookContext, stream: Stream, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         """Change bytes as they flow; what comes out is what store, stream, preview and journal get."""
         return chunks
+
+    def warm_up(self) -> Awaitable[None] | None:
+        """Prepare, once, before the first call; at most 60 s. What it raises stops the start."""
+        return None
+
+    def close(self) -> Awaitable[None] | None:
+        """Give back what `warm_up` took, once, after the last call; at most 10 s. What it raises is logged."""
+        return None
 
     def overrides(self, method: str) -> bool:
         """Whether this hook has its own `method`."""

@@ -3,13 +3,14 @@
 import functools
 import inspect
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Self
 
 import anyio.to_thread
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
 from gateway.errors import SettingsError
+from gateway.inputs import SessionInput, declared_inputs, declares_input
 from gateway.models import Arguments, Source, ToolDefinition
 from gateway.tools.tool import Alias, Outcome, ToolContext
 
@@ -18,15 +19,23 @@ CONTEXT_PARAMETER = "ctx"
 
 class FunctionTool:
     """Schema from the signature, description from the docstring. A sync function runs in a worker thread. A parameter
-    named `ctx` gets the ToolContext, with `ctx.hook_sandbox` to act inside. A string is the result's text, anything
-    else its JSON."""
+    named `ctx` gets the ToolContext, with `ctx.hook_sandbox` to act inside; one that is a session input
+    (`Annotated[T, Depends(T)]`) its value; a model is told of neither. A string is the result's text, anything else
+    its JSON."""
 
     aliases: ClassVar[tuple[Alias, ...]] = ()
     needs_sandbox: ClassVar[bool] = False
 
     def __init__(
-        self, function: Callable[..., Any], definition: ToolDefinition, model: type[BaseModel], *, wants_context: bool
+        self,
+        function: Callable[..., Any],
+        definition: ToolDefinition,
+        model: type[BaseModel],
+        inputs: Mapping[str, type[SessionInput]],
+        *,
+        wants_context: bool,
     ) -> None:
+        self.inputs = inputs
         self._function = function
         self._definition = definition
         self._model = model
@@ -37,9 +46,11 @@ class FunctionTool:
         """Raises SettingsError for a function without annotations or description."""
         name = name or function.__name__
         signature = inspect.signature(function, eval_str=True)
+        own = [one.name for one in signature.parameters.values() if declares_input(one.annotation)]
+        inputs = declared_inputs(function, own, f"tool {name!r}")
         fields: dict[str, Any] = {}
         for parameter in signature.parameters.values():
-            if parameter.name == CONTEXT_PARAMETER:
+            if parameter.name == CONTEXT_PARAMETER or parameter.name in inputs:
                 continue
             if parameter.annotation is parameter.empty or parameter.kind in (
                 parameter.VAR_POSITIONAL,
@@ -60,7 +71,7 @@ class FunctionTool:
         definition = ToolDefinition(
             name=name, description=description, parameters=schema, source=source, open_world=True
         )
-        return cls(function, definition, model, wants_context=CONTEXT_PARAMETER in signature.parameters)
+        return cls(function, definition, model, inputs, wants_context=CONTEXT_PARAMETER in signature.parameters)
 
     @property
     def definition(self) -> ToolDefinition:
@@ -73,6 +84,7 @@ class FunctionTool:
             return Outcome("invalid", code="invalid_arguments", message=error.errors()[0]["msg"])
         if self._wants_context:
             values[CONTEXT_PARAMETER] = ctx
+        values |= {name: ctx.session.input(kind) for name, kind in self.inputs.items()}
         with anyio.fail_after(ctx.timeout_seconds):
             answer = await self._call(values)
         text = answer if isinstance(answer, str) else json.dumps(answer, default=str)

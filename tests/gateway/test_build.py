@@ -47,7 +47,7 @@ def test_hook_that_overrides_nothing_is_refused(tmp_path: Path) -> None:
         "hook_misspelt",
         "from gateway.hooks.hook import Hook\nclass X(Hook):\n    def pre_tool_cal(self): ...\n",
     )
-    with pytest.raises(SettingsError, match="has none of pre_tool_call"):
+    with pytest.raises(SettingsError, match="pre_tool_cal is no point of a hook"):
         build_hook(HookSettings(use="hook_misspelt:X"), tmp_path)
 
 

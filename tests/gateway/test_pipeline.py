@@ -11,8 +11,9 @@ import pytest
 
 from gateway.gateway import Gateway
 from gateway.hooks.hook import Before, Continue, Hook, HookContext, Skip
+from gateway.hooks.registered import HANGING_THREADS, Registered
 from gateway.models import Stream, ToolCall, ToolResult
-from gateway.pipeline import HANGING_THREADS, Pipeline, Registered
+from gateway.pipeline import Pipeline
 from gateway.sessions import Session
 from tests.gateway.conftest import called, opened
 

@@ -47,7 +47,7 @@ async def test_sessions_do_not_see_each_other(gateway: Gateway) -> None:
         ({"network": "open"}, "network: 'open' is wider than the profile's 'none'"),
         ({"env": {"LD_PRELOAD": "x"}}, "env: 'LD_PRELOAD' may not come from a caller"),
         ({"tools": ["bash", "brew"]}, "tools: 'brew' matches no tool of the profile 'default'"),
-        ({"inputs": {"user": "me"}}, "inputs: no hook of this gateway declares 'user'"),
+        ({"inputs": {"user": "me"}}, "inputs: nothing in this session declares 'user'"),
         ({"permission": "maybe"}, "permission: no such mode"),
         ({"seed": [{"path": "a"}]}, "seed: a: give exactly one of 'text' and 'base64'"),
         ({"seed": [{"path": "a", "base64": "?"}]}, "seed: a: not base64: Only base64 data is allowed"),
