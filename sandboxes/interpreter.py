@@ -45,6 +45,24 @@ FRAME: Final = struct.Struct("!III")
 FD: Final = struct.Struct("i")
 ROOTS: Final = (("workspace",), ("home", "agent"), ("tmp",))
 FEED: Final = "sandgate-standard-input"
+HIDDEN: Final = (
+    *range(0x01, 0x20),
+    *range(0x7F, 0xA0),
+    0x180E,
+    *range(0x200B, 0x200E),
+    *range(0x202A, 0x202F),
+    0x2060,
+    *range(0x2066, 0x2070),
+    0xFEFF,
+    *range(0xFFF9, 0xFFFC),
+    *range(0xE0000, 0xE0080),
+    *range(0xDC80, 0xDD00),
+)
+"""What bashkit 0.20 takes in no name (each character tried): controls, direction marks, what has no width; and at the
+end the bytes that are no UTF-8, as Python decodes them."""
+STAND_INS: Final = {code: 0x10F000 + place for place, code in enumerate(HIDDEN)}
+"""Characters for private use, which stand for them inside: commands see these."""
+ORIGINALS: Final = {stand_in: code for code, stand_in in STAND_INS.items()}
 
 
 class Refused(Exception):
@@ -79,6 +97,19 @@ def mapped() -> Iterator[None]:
 
 def parts(path: str) -> list[str]:
     return [name for name in path.split("/") if name not in ("", ".")]
+
+
+def inner(path: bytes) -> str:
+    """The path of the gateway as bashkit takes it."""
+    text = path.decode(errors="surrogateescape")
+    if any(ord(character) in ORIGINALS for character in text):
+        raise Refused("invalid_path")
+    return text.translate(STAND_INS)
+
+
+def outer(path: str) -> bytes:
+    """The other way round."""
+    return path.translate(ORIGINALS).encode(errors="surrogateescape")
 
 
 def absolute(names: list[str]) -> str:
@@ -260,8 +291,8 @@ class Lister:
         self.left -= 1
         self.count += 1
         kind = status["file_type"] if status["file_type"] in ("file", "directory", "symlink") else "other"
-        fields = (path, kind, status["size"], status["mode"] & 0o7777, int(status["modified"] * 1e9))
-        self.records.append("".join(f"{field}\0" for field in fields).encode())
+        fields = (kind, status["size"], status["mode"] & 0o7777, int(status["modified"] * 1e9))
+        self.records.append(outer(path) + b"\0" + "".join(f"{field}\0" for field in fields).encode())
         return True
 
 
@@ -395,8 +426,6 @@ class Interpreter:
             return await work if operation in (b"write", b"scatter") else await self.unless_ended(call, work)
         except Refused as error:
             return f"file {error}"
-        except UnicodeDecodeError:
-            return "file invalid_path"
         except Cancelled:
             return "signal 9 0"
         except Exception:  # bashkit's, or ours: this call's end, not the sandbox's
@@ -417,7 +446,7 @@ class Interpreter:
     # programs
 
     async def run(self, call: Call, fields: list[bytes]) -> str:
-        folder = self.files.folder(fields[0].decode())
+        folder = self.files.folder(inner(fields[0]))
         end = 2 + int(fields[1])
         try:
             argv = [word.decode() for word in fields[2:end]]
@@ -485,7 +514,7 @@ class Interpreter:
     # files
 
     async def read_file(self, call: Call, fields: list[bytes]) -> str:
-        data = self.files.read(fields[0].decode(), follow=fields[3] == b"1")
+        data = self.files.read(inner(fields[0]), follow=fields[3] == b"1")
         part = memoryview(data)[int(fields[1]) : int(fields[2]) if fields[2] else None]
         for at in range(0, len(part), CHUNK):
             await call.write_to(1, bytes(part[at : at + CHUNK]))
@@ -519,7 +548,7 @@ class Interpreter:
         return "done 1 1"
 
     async def write_file(self, call: Call, fields: list[bytes]) -> str:
-        path = fields[0].decode()
+        path = inner(fields[0])
         self.files.writable(path)
         data = await self.committed(call)
         self.files.write(path, data, int(fields[1]))
@@ -549,12 +578,12 @@ class Interpreter:
 
     async def list_folder(self, call: Call, fields: list[bytes]) -> str:
         lister = Lister(self.files, int(fields[2]))
-        complete = lister.run(fields[0].decode(), recursive=fields[1] == b"1")
+        complete = lister.run(inner(fields[0]), recursive=fields[1] == b"1")
         await call.write_to(1, b"".join(lister.records))
         return f"done {lister.count} {int(complete)}"
 
     async def remove_entry(self, call: Call, fields: list[bytes]) -> str:
-        self.files.remove(fields[0].decode(), recursive=fields[1] == b"1")
+        self.files.remove(inner(fields[0]), recursive=fields[1] == b"1")
         return "done 1 1"
 
 

@@ -26,20 +26,27 @@ CANNOT: Final = (
     "run programs (python, git, compilers, what you upload): it has its own versions of some 160 text tools, no more",
     "send signals: a shell that kills itself exits with 128 plus the signal's number",
     "have processes: /proc is made up, processes are not limited, and a call waits for what it started with &",
-    "keep files over 10 MB, over 100 MB or 10,000 files in all, folders deeper than about 100",
-    "use names and arguments that are not plain text: control characters, direction marks, bytes that are no UTF-8",
+    "pass arguments that are no UTF-8 to a command",
     "hold back a file from a command by its mode",
-    "run one command for over 60 s, or let it print over 10 MiB",
     "stop a tool in its middle: what is killed ends before its next step, a jq that runs away after its 60 s",
     "keep its files when the gateway restarts, or when a command uses up the memory",
 )
 """What the kind cannot do; `probe()` tells it as a fact."""
+BUDGETS: Final = (
+    "a file holds 10 MB; all together 100 MB in 10,000 files; folders are 100 deep; a command runs for 60 s and prints "
+    "10 MiB"
+)
+"""bashkit's own limits: 0.20 lets no Python program set those of its files, and holds every path of a command to them,
+whatever is mounted there."""
 NOT_ENFORCED: Final = ("cpus: each command may keep a processor busy",)
 _BASE_ENV: Final = {"HOME": HOME, "PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "SHELL": "/bin/bash", "PWD": WORKSPACE}
 _MOST_BYTES: Final = 100_000_000
 _OPEN_SECONDS: Final = 10.0
 _PROBE_SESSION: Final = "_probe"
 _REMEDY: Final = "Install it: pip install 'sandgate[server]'."
+_START_REMEDY: Final = (
+    "Give its sandboxes more memory; run the gateway as an ordinary user, or as a root that may become another user."
+)
 
 
 class VirtualSandbox(DirectSandbox):
@@ -91,7 +98,7 @@ class VirtualKind(SandboxKind[VirtualSandbox]):
             return Probe(self.name, works=False, reason=error.message, remedy=error.remedy)
         if out.text() != "works\n":
             return Probe(self.name, works=False, reason=f"bashkit: {out.text().strip()[:200]}", remedy=_REMEDY)
-        facts = {"bashkit": importlib.metadata.version("bashkit"), "cannot": "; ".join(CANNOT)}
+        facts = {"bashkit": importlib.metadata.version("bashkit"), "cannot": "; ".join(CANNOT), "at most": BUDGETS}
         return Probe(self.name, works=True, not_enforced=NOT_ENFORCED, facts=facts)
 
     async def _build(self, spec: SandboxSpec, undo: contextlib.AsyncExitStack) -> VirtualSandbox:
@@ -144,7 +151,7 @@ async def _ready(ours: socket.socket) -> None:
     with contextlib.suppress(OSError):
         if ours.recv(64) == interpreter.READY:
             return
-    raise SandboxUnavailable("the interpreter did not start", _REMEDY)
+    raise SandboxUnavailable("the interpreter did not start", _START_REMEDY)
 
 
 def _ended(process: "subprocess.Popen[bytes]") -> None:

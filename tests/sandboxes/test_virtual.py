@@ -24,8 +24,8 @@ from sandboxes import (
     VirtualSandbox,
 )
 from sandboxes.conformance import SandboxConformance, host_processes, read, run, sh
-from sandboxes.interpreter import FILE_BYTES, STUCK
-from sandboxes.virtual import CANNOT
+from sandboxes.interpreter import FILE_BYTES, HIDDEN, STAND_INS, STUCK
+from sandboxes.virtual import BUDGETS, CANNOT
 from tests.sandboxes.support import open_descriptors
 
 
@@ -36,7 +36,7 @@ async def kind(tmp_path: Path) -> AsyncIterator[VirtualKind]:
     await kind.aclose()
 
 
-PROGRAMS, SIGNALS, PROCESSES, SIZES, PLAIN_TEXT = CANNOT[:5]
+PROGRAMS, SIGNALS, PROCESSES, PLAIN_TEXT = CANNOT[:4]
 
 
 class TestVirtual(SandboxConformance):
@@ -46,14 +46,13 @@ class TestVirtual(SandboxConformance):
         "test_a_child_that_holds_stdout_does_not_hold_the_call": PROCESSES,
         "test_zombies_are_reaped": PROCESSES,
         "test_descriptor_exhaustion_stays_inside": PROCESSES,
-        "test_deep_folders_are_no_trouble": SIZES,
         "test_arguments_that_are_not_text_arrive_as_they_are": PLAIN_TEXT,
-        "test_names_that_are_not_plain_text_survive": PLAIN_TEXT,
     }
     lacks = VirtualKind.lacks
     output_bytes = 10 << 20
     file_bytes = 9 << 20
     folder_entries = 5000
+    folder_depth = 98
 
     @pytest.fixture
     async def sandbox(self, kind: VirtualKind) -> VirtualSandbox:
@@ -205,6 +204,31 @@ async def test_each_command_is_a_new_shell(virtual: VirtualSandbox) -> None:
     assert (await sh(virtual, "echo [$A] $PWD; f")).text == "[] /workspace\n"
 
 
+async def test_commands_see_stand_ins_in_names_and_file_tools_the_names(virtual: VirtualSandbox) -> None:
+    """Each character that bashkit takes in no name, in one folder that commands go through as well."""
+    names = [f"{chr(code)}-{code:x}" for code in HIDDEN]
+    for name in names:
+        await virtual.write(f"odd\n/{name}", b"1")
+    ran = await sh(virtual, 'cd odd* && for f in *; do cat "$f"; cp "$f" "$f.copy"; done | wc -c | tr -d \' \'')
+    assert ran.text == f"{len(names)}\n"
+    found = [entry.path for entry in (await virtual.list("odd\n")).entries]
+    assert sorted(found) == sorted(name + end for name in names for end in ("", ".copy"))
+    assert (await run(virtual, "pwd", cwd="odd\n")).exit == Exit("exit", 0)
+    with pytest.raises(FileRefused):
+        await virtual.write(chr(STAND_INS[HIDDEN[0]]), b"")
+
+
+async def test_folders_deeper_than_its_own_limit_are_refused(virtual: VirtualSandbox) -> None:
+    """By bashkit, to commands as to file tools: neither makes what the other could not see."""
+    deep = "/".join("d" * 98)
+    await virtual.write(f"{deep}/f", b"1")
+    assert (await sh(virtual, f"cat {deep}/f")).text == "1"
+    with pytest.raises(FileRefused) as refused:
+        await virtual.write(f"{deep}/d/f", b"1")
+    assert refused.value.code == "invalid_path"
+    assert "path too deep" in (await sh(virtual, f"cd {deep} && mkdir -p d/d")).err.decode()
+
+
 async def test_roots_come_back(virtual: VirtualSandbox) -> None:
     await sh(virtual, "rm -rf /*")
     assert (await sh(virtual, "echo on > file; pwd; cat file")).text == "/workspace\non\n"
@@ -272,12 +296,13 @@ async def test_paths_of_the_host_are_refused(kind: VirtualKind) -> None:
 async def test_probe_says_what_it_is_and_what_it_cannot(kind: VirtualKind) -> None:
     probe = await kind.probe()
     assert (probe.works, [gap.partition(":")[0] for gap in probe.not_enforced]) == (True, ["cpus"])
-    assert probe.facts["cannot"] == "; ".join(CANNOT)
+    assert (probe.facts["cannot"], probe.facts["at most"]) == ("; ".join(CANNOT), BUDGETS)
 
 
 def test_the_readme_says_what_it_cannot() -> None:
     readme = (Path(__file__).parents[2] / "README.md").read_text().replace("`", "")
     assert [one for one in CANNOT if f"- {one}\n" not in readme] == []
+    assert BUDGETS in " ".join(readme.split())
 
 
 async def test_probe_without_bashkit_names_the_remedy(kind: VirtualKind, monkeypatch: pytest.MonkeyPatch) -> None:
