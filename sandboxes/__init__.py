@@ -25,6 +25,7 @@ from sandboxes.sandbox import (
     JOB_LOG_BYTES,
     JOBS,
     MOST_JOBS,
+    TERMINALS,
     WORKSPACE,
     Entry,
     ExecResult,
@@ -39,6 +40,7 @@ from sandboxes.sandbox import (
     Sandbox,
     Sink,
     SmallFile,
+    TerminalSize,
 )
 from sandboxes.virtual import VirtualKind, VirtualSandbox
 
@@ -50,6 +52,7 @@ __all__ = [
     "JOB_LOG_BYTES",
     "MOST_JOBS",
     "SMALL_BYTES",
+    "TERMINALS",
     "WORKSPACE",
     "Capture",
     "CommandRefused",
@@ -82,6 +85,7 @@ __all__ = [
     "SandboxUnavailable",
     "Sink",
     "SmallFile",
+    "TerminalSize",
     "TooManyJobs",
     "Unpacked",
     "VirtualKind",

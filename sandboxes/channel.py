@@ -11,6 +11,7 @@ import fcntl
 import os
 import re
 import socket
+import stat
 import struct
 import termios
 from collections.abc import AsyncIterator, Callable
@@ -33,6 +34,9 @@ PIPE_BYTES: Final = 256 * 1024
 _F_SETPIPE_SZ = 1031
 _LINE_BYTES = 64
 _LENGTH = struct.Struct("!I")
+_MASTER = (5, 2)
+"""The device number of every pseudo-terminal's master."""
+_MOST_RIGHTS = socket.CMSG_SPACE(4 * array.array("i").itemsize)
 _END = re.compile(r"(exit|signal|done) (\d{1,12}) (\d{1,9})")
 _LOST_SLOT = "the program's slot was killed or stopped; no exit status was seen"
 
@@ -63,15 +67,24 @@ class Channel:
         self._loop.add_reader(sock.fileno(), self._hear)
 
     async def call(
-        self, body: bytes, stdin: int, stdout: int, stderr: int, on_end: Callable[[], None], to: bytes = ANY_SLOT
+        self,
+        body: bytes,
+        stdin: int,
+        stdout: int,
+        stderr: int,
+        on_end: Callable[[], None],
+        to: bytes = ANY_SLOT,
+        *,
+        terminal: bool = False,
     ) -> "Call":
         """Hand over one request with its three streams, which may be closed afterwards; `on_end` runs once, when the
-        last word has come, before anybody who waits for it. `to` is the address that PID 1 reads."""
+        last word has come, before anybody who waits for it. `to` is the address that PID 1 reads; with `terminal` the
+        call brings the master of one, which is its caller's to take and close."""
         self.check()
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         patience = ACCEPT_SECONDS if to == ANY_SLOT else ACCEPT_SECONDS + END_SECONDS  # a job's may be ending a tree
-        call = Call(self, ours, on_end, patience)
+        call = Call(self, ours, on_end, patience, terminal=terminal)
         try:
             with theirs:
                 rest = call.begin(_LENGTH.pack(len(body)) + body)
@@ -146,9 +159,17 @@ class Call:
     """One request on its way; closing it kills what it started."""
 
     def __init__(
-        self, channel: Channel, control: socket.socket, on_end: Callable[[], None], accept_seconds: float
+        self,
+        channel: Channel,
+        control: socket.socket,
+        on_end: Callable[[], None],
+        accept_seconds: float,
+        *,
+        terminal: bool,
     ) -> None:
         self._channel = channel
+        self._wants_master = terminal
+        self._master = -1
         self._accept_seconds = accept_seconds
         self._control = control
         self._loop = asyncio.get_running_loop()
@@ -190,6 +211,11 @@ class Call:
             self._loop.remove_writer(self._control.fileno())
             _resolve(self._writer)
             self._writer = None
+
+    def take_master(self) -> int:
+        """The master of the call's terminal, once; -1 where there is none."""
+        master, self._master = self._master, -1
+        return master
 
     async def begun(self) -> None:
         """Return when the program runs, or the call is over."""
@@ -251,11 +277,13 @@ class Call:
 
     def _hear(self) -> None:
         try:
-            data = self._control.recv(4096)
+            data = self._receive()
         except (BlockingIOError, InterruptedError):
             return
         except OSError:
             data = b""
+        if self.ended is not None:
+            return
         if not data:
             self._loop.remove_reader(self._control.fileno())
             self._loop.call_later(_LOOK_SECONDS, self._slot_lost)
@@ -265,6 +293,26 @@ class Call:
             self._line(line)
         if len(self._buffer) > _LINE_BYTES:
             self._nonsense()
+
+    def _receive(self) -> bytes:
+        """What was said. Descriptors come only where a terminal's master was asked for, and of them only that one."""
+        if not self._wants_master:
+            return self._control.recv(4096)
+        data, control, flags, _ = self._control.recvmsg(4096, _MOST_RIGHTS, socket.MSG_CMSG_CLOEXEC)
+        fds = array.array("i")
+        for level, kind, body in control:
+            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                fds.frombytes(body[: len(body) - len(body) % fds.itemsize])
+        if fds:
+            self._wants_master = False
+            if len(fds) > 1 or flags & socket.MSG_CTRUNC or not _is_master(fds[0]):
+                for fd in fds:
+                    os.close(fd)
+                self._nonsense()
+                return b""
+            os.set_blocking(fds[0], False)
+            self._master = fds[0]
+        return data
 
     def _slot_lost(self) -> None:
         self._channel.look()
@@ -295,10 +343,17 @@ class Call:
             self._stop_clock()
         self.accepted = True
         if text == "spawned":
+            if self._wants_master:
+                self._nonsense()
             self._begun.set()
 
     def _nonsense(self) -> None:
         self._channel.lose("the sandbox said what it must not")
+
+
+def _is_master(fd: int) -> bool:
+    status = os.fstat(fd)
+    return stat.S_ISCHR(status.st_mode) and (os.major(status.st_rdev), os.minor(status.st_rdev)) == _MASTER
 
 
 def pipe_for_output(size: int = PIPE_BYTES) -> tuple[int, int]:
@@ -400,8 +455,35 @@ class OutputPipe(_Pipe, ByteReceiveStream):
         self._unwatch()
 
 
+class TerminalOutput(OutputPipe):
+    """What a terminal shows, read from its master. It ends when nobody has the terminal any more, or, once the call is
+    over, when there is nothing left to read."""
+
+    _over = False
+
+    def _take(self, max_bytes: int) -> bytes | None:
+        if self._fd < 0:
+            raise anyio.ClosedResourceError
+        try:
+            return os.read(self._fd, min(max_bytes, CHUNK_BYTES))
+        except BlockingIOError:
+            if self._over:
+                raise anyio.EndOfStream from None
+            return None
+        except OSError:  # EIO: the other end is closed
+            raise anyio.EndOfStream from None
+
+    def end(self) -> None:
+        self._over = True
+        self._unwatch()
+
+    def resize(self, rows: int, columns: int) -> None:
+        if self._fd >= 0:
+            fcntl.ioctl(self._fd, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+
+
 class InputPipe(_Pipe, ByteSendStream):
-    """Our end of a program's input; -1 makes one that is closed from the start."""
+    """Our end of a program's input, a terminal's master too; -1 makes one that is closed from the start."""
 
     def __init__(self, fd: int) -> None:
         super().__init__(fd, writes=True)
@@ -415,7 +497,7 @@ class InputPipe(_Pipe, ByteSendStream):
                 view = view[os.write(self._fd, view) :]
             except BlockingIOError:
                 await self._ready()
-            except BrokenPipeError:
+            except OSError:  # EPIPE, or a terminal's EIO
                 raise anyio.BrokenResourceError from None
 
 

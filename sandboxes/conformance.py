@@ -39,7 +39,19 @@ from sandboxes.errors import (
     SandboxLost,
     TooManyJobs,
 )
-from sandboxes.sandbox import JOB_LOG_BYTES, JOBS, MOST_JOBS, WORKSPACE, Exit, JobOutput, Sandbox, SmallFile
+from sandboxes.sandbox import (
+    JOB_LOG_BYTES,
+    JOBS,
+    MOST_JOBS,
+    TERMINALS,
+    WORKSPACE,
+    Exit,
+    JobOutput,
+    Process,
+    Sandbox,
+    SmallFile,
+    TerminalSize,
+)
 
 OK: Final = Exit("exit", 0)
 SIGKILL: Final = int(signal.SIGKILL)
@@ -133,6 +145,18 @@ async def job_output(sandbox: Sandbox, name: str, *, ended: bool = True, least: 
             await anyio.sleep(0.02)
 
 
+async def shown(process: Process, until: bytes = b"") -> bytes:
+    """What a terminal shows until it shows those bytes, or to its end."""
+    data = b""
+    with anyio.fail_after(30):
+        while not until or until not in data:
+            try:
+                data += await process.stdout.receive()
+            except anyio.EndOfStream:
+                break
+    return data
+
+
 async def refusal(awaitable: object) -> FileCode:
     with pytest.raises(FileRefused) as refused:
         await awaitable  # type: ignore[misc]
@@ -170,8 +194,9 @@ class SandboxConformance:
         name = request.node.name
         if reason := self.exceptions.get(name, self.exceptions.get(name.partition("[")[0])):
             pytest.skip(f"this kind cannot: {reason}")
-        if JOBS in self.lacks and "job" in name:
-            pytest.skip(f"this kind has no {JOBS}")
+        for what, word in ((JOBS, "job"), (TERMINALS, "terminal")):
+            if what in self.lacks and word in name:
+                pytest.skip(f"this kind has no {what}")
 
     @pytest.fixture
     def sandbox(self) -> Sandbox:
@@ -866,6 +891,81 @@ class SandboxConformance:
             with pytest.raises(NotOffered) as refused:
                 _ = sandbox.jobs
             assert refused.value.remedy
+        if TERMINALS in self.lacks:
+            with pytest.raises(NotOffered) as refused:
+                await sandbox.start(["sh"], terminal=TerminalSize())
+            assert refused.value.remedy
+
+    # --- terminals
+
+    async def test_a_terminal_is_one_and_changes_its_size(self, sandbox: Sandbox) -> None:
+        script = "tty; stty size; trap 'stty size; exit 3' WINCH; echo ready >/dev/tty; while :; do sleep 0.1; done"
+        async with await sandbox.start(["sh", "-c", script], terminal=TerminalSize(77, 33)) as process:
+            first = await shown(process, b"ready")
+            assert first.startswith(b"/dev/pts/")
+            assert b"\r\n33 77\r\n" in first
+            process.resize(TerminalSize(100, 40))
+            assert b"40 100" in await shown(process)
+            assert await process.wait() == Exit("exit", 3)
+            with pytest.raises(anyio.EndOfStream):
+                await process.stderr.receive()
+
+    async def test_a_terminal_takes_keys_and_sends_their_signals(self, sandbox: Sandbox) -> None:
+        """What is typed is echoed; Ctrl-C, Ctrl-Z and Ctrl-D are what they are on a terminal."""
+        async with await sandbox.start(["sh", "-i"], env={"PS1": "> "}, terminal=TerminalSize()) as process:
+            await shown(process, b"> ")
+            await process.stdin.send(b"echo a$((1+1))b\n")
+            assert b"a2b" in await shown(process, b"a2b\r\n")
+            await process.stdin.send(b"echo run; sleep 300.151\n")
+            await shown(process, b"run\r\n")
+            while not self.processes(sandbox, "300.151"):
+                await anyio.sleep(0.02)
+            await process.stdin.send(b"\x03")
+            await shown(process, b"> ")
+            assert self.processes(sandbox, "300.151") == []
+            await process.stdin.send(b"exit 4\n")
+            await shown(process)
+            assert await process.wait() == Exit("exit", 4)
+
+    async def test_a_terminal_shows_everything_to_its_end(self, sandbox: Sandbox) -> None:
+        """R19: also what is still on its way when the program has ended."""
+        async with await sandbox.start(["seq", "100000"], terminal=TerminalSize()) as process:
+            data = await shown(process)
+            assert data.replace(b"\r\n", b"\n") == b"".join(b"%d\n" % number for number in range(1, 100_001))
+            assert await process.wait() == OK
+
+    async def test_a_terminal_that_is_left_ends_its_tree(self, sandbox: Sandbox) -> None:
+        """A22: no hang-up is ignored."""
+        script = "trap '' HUP TERM; setsid sleep 300.152 & nohup sleep 300.152 & echo up; sleep 300.152"
+        async with await sandbox.start(["sh", "-c", script], terminal=TerminalSize()) as process:
+            await shown(process, b"up")
+        assert self.processes(sandbox, "300.152") == []
+        with pytest.raises(anyio.ClosedResourceError):
+            await process.stdin.send(b"x")
+
+    async def test_another_program_that_holds_a_terminal_does_not_hold_the_call(self, sandbox: Sandbox) -> None:
+        """A23: the device can be opened by whoever has the sandbox's uid."""
+        script = "tty > name; echo up; cat >/dev/null; echo last"
+        async with await sandbox.start(["sh", "-c", script], terminal=TerminalSize()) as process:
+            await shown(process, b"up")
+            async with await sandbox.start(["sh", "-c", "exec 9<>$(cat name); echo held; sleep 300.153"]) as other:
+                assert await other.stdout.receive() == b"held\n"
+                await process.stdin.send(b"\x04")
+                assert b"last" in await shown(process)
+                assert await process.wait() == OK
+
+    async def test_a_program_that_cannot_start_on_a_terminal_is_refused(self, sandbox: Sandbox) -> None:
+        with pytest.raises(CommandRefused) as refused:
+            await sandbox.start(["no-such-program-anywhere"], terminal=TerminalSize())
+        assert refused.value.code == "ENOENT"
+
+    async def test_many_terminals_leave_nothing(self, sandbox: Sandbox) -> None:
+        """A26: no descriptor stays."""
+        before = len(os.listdir("/proc/self/fd"))
+        for _ in range(20):
+            async with await sandbox.start(["echo", "hi"], terminal=TerminalSize()) as process:
+                assert await shown(process) == b"hi\r\n"
+        assert len(os.listdir("/proc/self/fd")) <= before + 2
 
     # --- the end
 

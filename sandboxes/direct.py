@@ -12,11 +12,21 @@ import anyio
 
 from sandboxes.bulk import Gathered, frame, refusal
 from sandboxes.cgroups import Counters
-from sandboxes.channel import Call, Channel, Ended, InputPipe, OutputPipe, pipe_for_output, reading, refuse
+from sandboxes.channel import (
+    Call,
+    Channel,
+    Ended,
+    InputPipe,
+    OutputPipe,
+    TerminalOutput,
+    pipe_for_output,
+    reading,
+    refuse,
+)
 from sandboxes.errors import CommandRefused, FileRefused
 from sandboxes.jobs import DirectJobs
 from sandboxes.request import inside, request, run_request
-from sandboxes.sandbox import WORKSPACE, Entry, Exit, FileKind, Jobs, Listing, Process, Sandbox, SmallFile
+from sandboxes.sandbox import WORKSPACE, Entry, Exit, FileKind, Jobs, Listing, Process, Sandbox, SmallFile, TerminalSize
 
 _LISTING_BYTES: Final = 65 << 20
 _START_TRIES: Final = 3
@@ -31,6 +41,13 @@ class _Streams:
         self._counters = counters
         self.before = self.after = counters()
         self.stdin, self.stdout, self.stderr = InputPipe(stdin), OutputPipe(stdout), OutputPipe(stderr)
+
+    def use_terminal(self, master: int, *, over: bool) -> None:
+        """Type and read there; nothing writes to `stderr`."""
+        self.stdout.close()
+        self.stdin, self.stdout = InputPipe(os.dup(master)), TerminalOutput(master)
+        if over:
+            self.stdout.end()
 
     def end(self) -> None:
         self.stdout.end()
@@ -50,6 +67,10 @@ class DirectProcess(Process):
         self._streams = streams
         self.stdin, self.stdout, self.stderr = streams.stdin, streams.stdout, streams.stderr
 
+    def resize(self, size: TerminalSize) -> None:
+        if isinstance(self.stdout, TerminalOutput):
+            self.stdout.resize(size.rows, size.columns)
+
     async def wait(self) -> Exit:
         ended = await self._call.over()
         return name_exit(ended, self._streams.before, self._streams.after, asked=self._call.killed)
@@ -58,10 +79,17 @@ class DirectProcess(Process):
         self._call.kill()
 
     async def aclose(self) -> None:
-        try:
-            await self._call.aclose()
-        finally:
-            self._streams.close()
+        await _end(self._call, self._streams)
+
+
+async def _end(call: Call, streams: _Streams) -> None:
+    """Kill what runs, and close all that the call has brought."""
+    try:
+        await call.aclose()
+    finally:
+        streams.close()
+        if (master := call.take_master()) >= 0:
+            os.close(master)
 
 
 def name_exit(ended: Ended, before: Counters, after: Counters, asked: bool = False) -> Exit:
@@ -134,11 +162,18 @@ class DirectSandbox(Sandbox):
             self._closed.set()
 
     async def start(
-        self, argv: Sequence[str], *, cwd: str = WORKSPACE, env: Mapping[str, str] | None = None, stdin: bool = False
+        self,
+        argv: Sequence[str],
+        *,
+        cwd: str = WORKSPACE,
+        env: Mapping[str, str] | None = None,
+        stdin: bool = False,
+        terminal: TerminalSize | None = None,
     ) -> DirectProcess:
-        body = run_request(argv, cwd, {**self._env, **(env or {})})
+        operation = b"run" if terminal is None else b"terminal\0%d\0%d" % (terminal.columns, terminal.rows)
+        body = run_request(argv, cwd, {**self._env, **(env or {})}, operation=operation)
         for _ in range(_START_TRIES):
-            call, process = await self._try_to_start(body, stdin)
+            call, process = await self._try_to_start(body, stdin and terminal is None, terminal is not None)
             ended = call.ended
             if ended is None or ended.word not in _NOT_STARTED or (ended.word == "gone" and call.accepted):
                 return process
@@ -150,7 +185,7 @@ class DirectSandbox(Sandbox):
             f"cannot start {argv[0]}: its slots are killed", "end what runs in this sandbox", code="EAGAIN"
         )
 
-    async def _try_to_start(self, body: bytes, stdin: bool) -> tuple[Call, DirectProcess]:
+    async def _try_to_start(self, body: bytes, stdin: bool, terminal: bool) -> tuple[Call, DirectProcess]:
         self._link.check()
         in_reader, in_writer = os.pipe2(os.O_CLOEXEC) if stdin else (self._link.nothing, -1)
         out_reader, out_writer = pipe_for_output()
@@ -158,20 +193,21 @@ class DirectSandbox(Sandbox):
         streams = _Streams(self.counters, in_writer, out_reader, err_reader)
         try:
             try:
-                call = await self._link.call(body, in_reader, out_writer, err_writer, streams.end)
+                call = await self._link.call(body, in_reader, out_writer, err_writer, streams.end, terminal=terminal)
             finally:
                 for fd in (out_writer, err_writer, *((in_reader,) if stdin else ())):
                     os.close(fd)
         except BaseException:
             streams.close()
             raise
-        process = DirectProcess(call, streams)
         try:
             await call.begun()
         except BaseException:
-            await process.aclose()
+            await _end(call, streams)
             raise
-        return call, process
+        if (master := call.take_master()) >= 0:
+            streams.use_terminal(master, over=call.ended is not None)
+        return call, DirectProcess(call, streams)
 
     async def read(
         self, path: str, start: int = 0, end: int | None = None, *, follow: bool = True

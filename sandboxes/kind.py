@@ -54,8 +54,8 @@ SandboxT = TypeVar("SandboxT", bound=Sandbox, default=Sandbox, covariant=True)
 class SandboxKind(ABC, Generic[SandboxT]):
     """Opens sandboxes of one kind on this machine. A kind of yours says how: `_probe`, `_build`, `_remove`, `_close`.
 
-    `lacks` names what tools need and its sandboxes do not have, programs and `JOBS`: such tools are not offered. A kind
-    whose `opens` is False has no sandbox at all.
+    `lacks` names what its sandboxes do not have: programs that tools need, `JOBS`, `TERMINALS`; such tools are not
+    offered. A kind whose `opens` is False has no sandbox at all.
     """
 
     name: str

@@ -15,7 +15,8 @@ On the channel:         gateway -> PID 1  `c` any slot, `n` NAME a slot for a ne
 On the control socket:  gateway -> slot   4-byte length, NUL-separated fields; then `c` commits a write
                                           end of file kills
                         slot -> gateway   accepted, spawned, errno NAME, pids, nojob, file CODE, done N M,
-                                          exit CODE KILLED, signal NUMBER KILLED, stuck
+                                          exit CODE KILLED, signal NUMBER KILLED, stuck; with `spawned` comes the
+                                          master of a terminal, where one was asked for
 """
 
 # ruff: noqa: PTH112, PTH118, PTH123, PTH208, SIM105, UP031 - imports cost time at every start; bytes know no f-strings
@@ -26,6 +27,7 @@ import _signal  # type: ignore[import-not-found]  # `signal` costs 4 ms of impor
 import _socket
 import ctypes
 import errno
+import fcntl
 import gc
 import os
 import resource
@@ -38,7 +40,9 @@ import time
 TYPE_CHECKING = False  # `typing` costs 6 ms of imports
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import Any
 
+    Action = tuple[Any, ...]
     Operation = Callable[["Call", list[bytes]], str]
 
 READY = b"ready 1"
@@ -58,6 +62,8 @@ PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER = 4, 36
 FD = struct.Struct("i")
 LENGTH = struct.Struct("!I")
 FRAME = struct.Struct("!III")
+WINDOW = struct.Struct("HHHH")
+TIOCSWINSZ = 0x5414
 ROOTS = ((b"workspace",), (b"home", b"agent"), (b"tmp",))
 LIMITS = {
     b"core": resource.RLIMIT_CORE,
@@ -417,9 +423,10 @@ class Call:
         self.close_streams()
         self.control.close()
 
-    def tell(self, text: str) -> None:
+    def tell(self, text: str, fds: list[int] | None = None) -> None:
+        rights = [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, b"".join(map(FD.pack, fds)))] if fds else []
         try:
-            self.control.send(text.encode() + b"\n", _socket.MSG_NOSIGNAL | _socket.MSG_DONTWAIT)
+            self.control.sendmsg([text.encode() + b"\n"], rights, _socket.MSG_NOSIGNAL | _socket.MSG_DONTWAIT)
         except OSError:
             pass
 
@@ -479,9 +486,18 @@ def find_program(name: bytes, path: bytes) -> list[bytes]:
     return [program for program in found if os.access(program, os.X_OK) and not os.path.isdir(program)]
 
 
-def spawn(argv: list[bytes], env: dict[bytes, bytes], streams: list[int]) -> int:
+def on_streams(streams: list[int]) -> list[Action]:
+    return [(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate(streams)]
+
+
+def on_terminal(name: str) -> list[Action]:
+    """The leader of a session that opens a terminal has it as its controlling one."""
+    opened = (os.POSIX_SPAWN_OPEN, 0, name, os.O_RDWR, 0)
+    return [opened, (os.POSIX_SPAWN_DUP2, 0, 1), (os.POSIX_SPAWN_DUP2, 0, 2)]
+
+
+def spawn(argv: list[bytes], env: dict[bytes, bytes], actions: list[Action]) -> int:
     """Start a program in a session of its own, with only its three streams open; OSError where the kernel refuses."""
-    actions = [(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate(streams)]
     refused = OSError(errno.ENOENT, "not found")
     for program in find_program(argv[0], env.get(b"PATH", b"/usr/bin:/bin")):
         try:
@@ -594,6 +610,7 @@ class Slot:
         self.children = Children(self.wake)
         self.operations: dict[bytes, Operation] = {
             b"run": self.run,
+            b"terminal": self.run_on_terminal,
             b"start": self.start_job,
             b"read": self.read_file,
             b"write": self.write_file,
@@ -642,7 +659,7 @@ class Slot:
             return "file " + code_of(error)
 
     def run(self, call: Call, fields: list[bytes]) -> str:
-        refused = self.launch(fields, call.streams)
+        refused = self.launch(fields, on_streams(call.streams))
         if refused:
             return refused
         call.close_streams()
@@ -650,8 +667,23 @@ class Slot:
         self.watch(call)
         return self.end()
 
-    def launch(self, fields: list[bytes], streams: list[int]) -> str:
-        """Start a program on its streams; the answer to the call where the kernel refuses it, else nothing."""
+    def run_on_terminal(self, call: Call, fields: list[bytes]) -> str:
+        """The same on a new terminal of that size, whose master goes to the gateway and stays with nobody here."""
+        master, slave = os.openpty()
+        try:
+            fcntl.ioctl(slave, TIOCSWINSZ, WINDOW.pack(int(fields[1]), int(fields[0]), 0, 0))
+            refused = self.launch(fields[2:], on_terminal(os.ttyname(slave)))
+            if refused:
+                return refused
+            call.tell("spawned", [master])
+        finally:
+            close([master, slave])
+            call.close_streams()
+        self.watch(call)
+        return self.end()
+
+    def launch(self, fields: list[bytes], actions: list[Action]) -> str:
+        """Start a program; the answer to the call where the kernel refuses it, else nothing."""
         folder = open_folder(fields[0])
         try:
             os.fchdir(folder)
@@ -660,7 +692,7 @@ class Slot:
         end = 2 + int(fields[1])
         env = {name: value for name, _, value in (item.partition(b"=") for item in fields[end:])}
         try:
-            pid = spawn(fields[2:end], env, streams)
+            pid = spawn(fields[2:end], env, actions)
         except OSError as error:
             return "errno " + errno.errorcode.get(error.errno or 0, "EIO")
         finally:
@@ -696,7 +728,7 @@ class Slot:
         theirs_in, ours_in = os.pipe2(os.O_CLOEXEC)
         ours_out, theirs_out = os.pipe2(os.O_CLOEXEC)
         try:
-            refused = self.launch(fields[1:], [theirs_in, theirs_out, theirs_out])
+            refused = self.launch(fields[1:], on_streams([theirs_in, theirs_out, theirs_out]))
         except BaseException:
             close([ours_in, ours_out])
             raise

@@ -18,7 +18,8 @@ WORKSPACE: Final = "/workspace"
 HOME: Final = "/home/agent"
 CHUNK_BYTES: Final = 256 * 1024
 JOBS: Final = "background jobs"
-"""What a kind lacks that has none."""
+TERMINALS: Final = "terminals"
+"""What a kind lacks that has none of them."""
 MOST_JOBS: Final = 16
 JOB_LOG_BYTES: Final = 1 << 20
 EXECUTED_BYTES: Final = 1 << 20
@@ -76,8 +77,19 @@ class ExecResult:
     duration_seconds: float
 
 
+@dataclass(frozen=True, slots=True)
+class TerminalSize:
+    """How large a terminal is, in characters."""
+
+    columns: int = 80
+    rows: int = 24
+
+
 class Process(ABC):
-    """A started program: its three streams, and its end. Leaving it (`aclose`) kills what is left of its tree."""
+    """A started program: its three streams, and its end. Leaving it (`aclose`) kills what is left of its tree.
+
+    On a terminal `stdin` is what is typed and `stdout` what is shown; `stderr` is empty.
+    """
 
     stdin: ByteSendStream
     stdout: ByteReceiveStream
@@ -93,6 +105,9 @@ class Process(ABC):
     @abstractmethod
     async def kill(self) -> None:
         """End the whole process tree with SIGKILL; `wait` then returns within 2 seconds or raises SandboxLost."""
+
+    def resize(self, size: TerminalSize) -> None:  # noqa: B027 - a program without a terminal has nothing to do
+        """Give its terminal another size, which its program hears of; nothing where it has none."""
 
     @abstractmethod
     async def aclose(self) -> None:
@@ -225,13 +240,20 @@ class Sandbox(ABC):
 
     @abstractmethod
     async def start(
-        self, argv: Sequence[str], *, cwd: str = WORKSPACE, env: Mapping[str, str] | None = None, stdin: bool = False
+        self,
+        argv: Sequence[str],
+        *,
+        cwd: str = WORKSPACE,
+        env: Mapping[str, str] | None = None,
+        stdin: bool = False,
+        terminal: TerminalSize | None = None,
     ) -> Process:
         """Start a program in a session of its own; `env` is added to the sandbox's.
 
-        Without `stdin` the program reads end of file at once. Raises CommandRefused (no such program, arguments too
-        long: 128 KiB for one, about 2 MB for all with the environment), FileRefused where `cwd` is not a folder of
-        the sandbox.
+        Without `stdin` the program reads end of file at once. With `terminal` it has one, made inside, as its
+        controlling terminal. Raises CommandRefused (no such program, arguments too long: 128 KiB for one, about 2 MB
+        for all with the environment), FileRefused where `cwd` is not a folder of the sandbox, NotOffered for a
+        terminal that the kind has not.
         """
 
     @abstractmethod
@@ -258,7 +280,14 @@ class Sandbox(ABC):
     @property
     def jobs(self) -> Jobs:
         """Its background jobs. Raises NotOffered where the kind has none."""
-        raise no_jobs(self.kind)
+        raise self.not_offered(JOBS)
+
+    def not_offered(self, what: str) -> NotOffered:
+        """The error that says so, and names what works."""
+        return NotOffered(
+            f"a sandbox of kind {self.kind} has no {what}",
+            "Use a profile of kind local or docker; here a command runs to its end, and answers then.",
+        )
 
     @abstractmethod
     async def aclose(self) -> None:
@@ -393,11 +422,3 @@ def _only(group: BaseExceptionGroup[BaseException]) -> BaseException:
     while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
         error = error.exceptions[0]
     return error
-
-
-def no_jobs(kind: str) -> NotOffered:
-    """What a kind without jobs raises."""
-    return NotOffered(
-        f"a sandbox of kind {kind} has no background jobs",
-        "Run it in the foreground, or use a profile of kind local or docker.",
-    )

@@ -11,7 +11,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from sandboxes import Exit, FileRefused, SandboxLost, channel
+from sandboxes import Exit, FileRefused, SandboxLost, TerminalSize, channel
 from sandboxes.cgroups import Counters
 from sandboxes.channel import Channel, Ended
 from sandboxes.direct import DirectSandbox, name_exit
@@ -98,8 +98,8 @@ async def test_a_well_behaved_end_is_believed(scripted: Script) -> None:
     await process.aclose()
 
 
-async def start_and_wait(sandbox: ScriptedSandbox) -> None:
-    async with await sandbox.start(["x"]) as process:
+async def start_and_wait(sandbox: ScriptedSandbox, terminal: TerminalSize | None = None) -> None:
+    async with await sandbox.start(["x"], terminal=terminal) as process:
         await process.wait()
 
 
@@ -216,6 +216,34 @@ async def test_descriptors_from_inside_are_never_received(scripted: Script, tmp_
         assert (await process.wait()).code == 0
         assert descriptors_of(tmp_path / "offered") == 1
     os.close(held)
+
+
+@pytest.mark.parametrize("path", ["/dev/null", "/proc/self/status", "/dev/ptmx and another"])
+async def test_a_descriptor_that_is_no_terminals_master_ends_the_sandbox(scripted: Script, path: str) -> None:
+    """Design 5: no descriptors but the one master of a terminal."""
+    held = [os.open(one, os.O_RDWR if "dev" in one else os.O_RDONLY) for one in path.split(" and another")[:1]]
+    held += held if "another" in path else []
+
+    def answer(control: socket.socket, fds: list[int]) -> None:
+        control.recv(65536)
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", held))]
+        control.sendmsg([b"accepted\nspawned\n"], rights)
+        control.recv(10)
+
+    before = len(os.listdir("/proc/self/fd"))
+    sandbox, inner = scripted(answer)
+    with anyio.fail_after(3), pytest.raises(SandboxLost):
+        await start_and_wait(sandbox, TerminalSize())
+    inner.thread.join()
+    assert (inner.ended, len(os.listdir("/proc/self/fd")) <= before + 1) == (1, True)
+    os.close(held[0])
+
+
+async def test_a_terminal_without_its_master_ends_the_sandbox(scripted: Script) -> None:
+    sandbox, inner = scripted(saying(b"accepted\nspawned\n", wait=True))
+    with anyio.fail_after(3), pytest.raises(SandboxLost):
+        await start_and_wait(sandbox, TerminalSize())
+    assert inner.ended == 1
 
 
 async def test_a_word_on_the_channel_ends_the_sandbox(scripted: Script) -> None:
