@@ -1,15 +1,17 @@
 """The system calls that no program in a sandbox gets: a classic BPF program for `bwrap --seccomp`, and a profile in the
 engines' JSON for Docker.
 
-Default is allow: the namespaces and the missing capabilities are the fence. This list takes away what reaches kernel
-code or other processes in spite of them.
+The namespaces and the missing capabilities are the fence. This list takes away what reaches kernel code or other
+processes in spite of them: for bubblewrap out of all calls, for Docker out of those that its default profile allows.
 """
 
 import errno
+import json
 import platform
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 from sandboxes.errors import SandboxUnavailable
@@ -22,6 +24,9 @@ _NEW_NAMESPACES = 0x7E020000
 _TERMINAL_PUSH_BACK = (0x5412, 0x541C)  # TIOCSTI, TIOCLINUX
 _SOCKET_FAMILIES = (1, 2, 10)  # UNIX, INET, INET6
 _LOW_BITS: Final = 0xFFFFFFFF
+_ENGINE_PROFILE: Final = Path(__file__).with_name("seccomp.json")
+_BY_ARGUMENT: Final = {"clone", "ioctl", "socket", "prlimit64"}
+_BY_POINTER: Final = {"socketcall"}  # its family lies in memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,33 +178,50 @@ def seccomp_filter(machine: str | None = None) -> bytes:
 
 
 def seccomp_profile() -> dict[str, Any]:
-    """Return the same policy for an engine, which compiles it for its own machine: `docker/seccomp.json`.
+    """Return the policy for an engine, which compiles it for its own machine: the calls that its default profile lets
+    through (`docker/seccomp.json`), without ours. What nobody named is refused, what the engine does not know is left
+    out.
 
     A call of an architecture that is not listed (32 bits, x32) ends its process.
     """
-    names = sorted({name for machine in MACHINES.values() for name in machine.names})
-    families = [
-        _rule("SCMP_CMP_EQ", family) for family in range(max(_SOCKET_FAMILIES)) if family not in _SOCKET_FAMILIES
-    ]
-    namespaces = [1 << bit for bit in range(32) if _NEW_NAMESPACES >> bit & 1]
+    refused = {name for machine in MACHINES.values() for name in machine.names} | _BY_POINTER
+    [engine] = json.loads(_ENGINE_PROFILE.read_text())["syscalls"]
+    families = [_rule("SCMP_CMP_EQ", other) for other in range(max(_SOCKET_FAMILIES)) if other not in _SOCKET_FAMILIES]
     return {
-        "defaultAction": "SCMP_ACT_ALLOW",
+        "defaultAction": "SCMP_ACT_ERRNO",
         "architectures": [machine.engine_name for machine in MACHINES.values()],
         "syscalls": [
-            _refused(names, errno.EPERM),
+            _allowed(sorted({*engine["names"]} - refused - _BY_ARGUMENT)),
             _refused(["clone3"], errno.ENOSYS),  # its flags lie in memory, which a filter cannot read
-            *(_refused(["clone"], errno.EPERM, _rule("SCMP_CMP_MASKED_EQ", bit, bit)) for bit in namespaces),
+            _allowed(["clone"], _rule("SCMP_CMP_MASKED_EQ", _NEW_NAMESPACES, 0)),
             *(
-                _refused(["ioctl"], errno.EPERM, _rule("SCMP_CMP_MASKED_EQ", _LOW_BITS, number, index=1))
-                for number in _TERMINAL_PUSH_BACK
+                _allowed(["ioctl"], _rule("SCMP_CMP_MASKED_EQ", mask, value, index=1))
+                for mask, value in _all_but(_TERMINAL_PUSH_BACK)
             ),
+            *(_allowed(["socket"], _rule("SCMP_CMP_EQ", family)) for family in _SOCKET_FAMILIES),
             *(
                 _refused(["socket"], errno.EAFNOSUPPORT, rule)
                 for rule in (*families, _rule("SCMP_CMP_GT", max(_SOCKET_FAMILIES)))
             ),
-            _refused(["prlimit64"], errno.EPERM, _rule("SCMP_CMP_NE", 0)),
+            _allowed(["prlimit64"], _rule("SCMP_CMP_EQ", 0)),
         ],
     }
+
+
+def _all_but(values: tuple[int, ...]) -> Iterator[tuple[int, int]]:
+    """Yield masks with values: the low 32 bits of a number match one of them exactly if they are none of ours.
+
+    An engine combines rules by "or" alone, so "neither this nor that" must be said by what is left: for every leading
+    part of one of our values, the other next bit.
+    """
+    for bit in range(32):
+        leading = {value >> bit for value in values}
+        for other in {part ^ 1 for part in leading} - leading:
+            yield _LOW_BITS >> bit << bit, other << bit
+
+
+def _allowed(names: list[str], *rules: dict[str, Any]) -> dict[str, Any]:
+    return {"names": names, "action": "SCMP_ACT_ALLOW", "args": list(rules)}
 
 
 def _refused(names: list[str], number: int, *rules: dict[str, Any]) -> dict[str, Any]:

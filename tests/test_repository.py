@@ -26,6 +26,7 @@ def test_wheel_holds_exactly_the_three_packages(tmp_path: Path) -> None:
     assert {f"{package}/py.typed" for package in PACKAGES} <= set(names)
     for link in (ROOT / "gateway/cli/context").iterdir():  # what images are built from
         assert zipfile.ZipFile(wheel).read(f"gateway/cli/context/{link.name}") == link.read_bytes()
+    assert zipfile.ZipFile(wheel).read("sandboxes/seccomp.json") == (ROOT / "docker/seccomp.json").read_bytes()
     assert any(name.startswith("gateway/migrations/") and name.endswith(".sql") for name in names)
 
 
