@@ -13,7 +13,7 @@ from pathlib import Path
 from types import FunctionType
 from typing import Any, Final
 
-from gateway.errors import SettingsError, StateError, Unprocessable
+from gateway.errors import NotFound, SettingsError, StateError, Unprocessable
 from gateway.execution import CallRunner
 from gateway.gateway import Gateway, GatewayOptions, Profiles
 from gateway.hooks.hook import FILTER, POINTS, Hook
@@ -121,6 +121,12 @@ class ConfiguredProfiles(Profiles):
         if profile not in self._settings.profiles:
             return False
         return principal.role == "operator" or profile in self._settings.agent.profiles
+
+    def first_granted(self, principal: Principal) -> str:
+        for profile in self._settings.agent.profiles:
+            if self.granted(principal, profile):
+                return profile
+        raise NotFound("no profile is granted", "Name one in agent.profiles.", code="no_such_profile")
 
     def lifetime_seconds(self, request: SessionRequest) -> float:
         """The profile's, or the shorter `ttl_seconds` of the request."""

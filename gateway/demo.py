@@ -284,7 +284,7 @@ async def _run(
     token = tokens.stored("agent")
     async with (
         built_gateway(settings, place, state) as gateway,
-        serving(gateway, tokens, settings.server, listen(settings.server)) as url,
+        serving(gateway, tokens, settings, listen(settings.server)) as url,
         Client(url, token) as client,
     ):
         [sandbox_kind] = gateway.profiles.kinds().values()

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
 import anyio
-from anyio.abc import TaskGroup
+from anyio.abc import TaskGroup, TaskStatus
 from pydantic import ValidationError
 
 from gateway.calls import ActiveCall
@@ -51,6 +51,10 @@ class Profiles:
     def granted(self, principal: Principal, profile: str) -> bool:
         raise NotImplementedError
 
+    def first_granted(self, principal: Principal) -> str:
+        """The profile for who names none. Raises NotFound where none is granted."""
+        raise NotImplementedError
+
     def kinds(self) -> Mapping[str, SandboxKind]:
         raise NotImplementedError
 
@@ -89,6 +93,7 @@ class Gateway:
         self.results = results
         self.options = options
         self.stopping = False
+        self._stopped = anyio.Event()
         self._tasks: TaskGroup | None = None
         self._tidied = 0.0
         self._keyed: dict[tuple[str, str], tuple[str, ActiveCall]] = {}
@@ -102,13 +107,14 @@ class Gateway:
             await self.runner.pipeline.warm_up()
             await self._restore()
             async with anyio.create_task_group() as tasks:
-                self._tasks = tasks
+                self._tasks = await tasks.start(self._hold_calls)
                 tasks.start_soon(self._sweep)
                 try:
                     yield self
                 finally:
                     with anyio.CancelScope(shield=True):
                         await self._stop()
+                    self._stopped.set()
                     tasks.cancel_scope.cancel()
         finally:  # also where the block, or taking up, has failed
             with anyio.CancelScope(shield=True):
@@ -117,6 +123,15 @@ class Gateway:
                     await kind.aclose()
                 await self.results.aclose()
                 await self.journal.aclose()
+
+    async def _hold_calls(self, *, task_status: TaskStatus[TaskGroup]) -> None:
+        """Own the calls until `_stop` has ended them: what cancels whoever runs the gateway would leave them without
+        their terminal records."""
+        with anyio.CancelScope(shield=True):
+            async with anyio.create_task_group() as tasks:
+                task_status.started(tasks)
+                await self._stopped.wait()
+                tasks.cancel_scope.cancel()
 
     async def _restore(self) -> None:
         interrupted = self.journal.interrupt_unfinished()

@@ -99,6 +99,12 @@ class Agent(Wire):
     profiles: tuple[str, ...] = ("default",)
 
 
+class Mcp(Wire):
+    """MCP at `/mcp`: with `auto_session` the agent's token gets a session of its first profile there by itself."""
+
+    auto_session: bool = True
+
+
 class ProfileLimits(Wire):
     """Limits of one session. Sizes take units ("1GiB"); `output` is kept of one stream in an answer."""
 
@@ -236,6 +242,7 @@ class Settings(BaseSettings):
 
     server: Server = Server()
     agent: Agent = Agent()
+    mcp: Mcp = Mcp()
     profiles: dict[str, Profile] = Field(default_factory=lambda: {"default": Profile()})
     permissions: dict[str, PermissionPolicy] = Field(default_factory=dict)
     store: StoreSettings = StoreSettings()

@@ -37,6 +37,8 @@ _COMMANDS: Final = (
     ("config", _OPERATE, "Show the settings in force and where each comes from."),
     ("serve", _OPERATE, "Run the gateway until SIGTERM or Ctrl-C."),
     ("token", _OPERATE, "Print the operator's or the agent's token, or make a new one."),
+    ("mcp", _USE, "Speak MCP on standard input and output: what an MCP client starts."),
+    ("mcp-config", _USE, "Print the MCP configuration of Claude Code, Cursor or VS Code."),
     ("exec", _USE, "Run one command in a new session; its output and exit code are this command's."),
     ("sessions", _USE, "List sessions."),
     ("calls", _USE, "List a session's calls, or show one as a timeline."),
@@ -50,6 +52,8 @@ NEEDS_SERVER: Final = frozenset(
         "fastapi",
         "httptools",
         "jsonschema",
+        "mcp",
+        "mcp_types",
         "pydantic_settings",
         "re2",
         "starlette",
@@ -77,7 +81,7 @@ def build_app(chosen: str = "") -> App:
     )
     for place, (name, group, text) in enumerate(_COMMANDS):
         app.command(
-            f"gateway.cli.{name}:{name}_command",
+            f"gateway.cli.{name.replace('-', '_')}:{name.replace('-', '_')}_command",
             name=name,
             help=None if name == chosen else text,
             group=group,

@@ -25,7 +25,7 @@ def ask(role: Role, state_dir: Path | None, work: Callable[[Client], Awaitable[_
     """Run `work` with a client that holds SANDGATE_TOKEN, or else the token of that role in the state folder."""
 
     async def run() -> _T:
-        async with Client(token=_token(role, state_dir)) as client:
+        async with Client(token=token_of(role, state_dir)) as client:
             return await work(client)
 
     with refusals():
@@ -44,7 +44,7 @@ def refusals() -> Iterator[None]:
         raise
 
 
-def _token(role: Role, state_dir: Path | None) -> str | None:
+def token_of(role: Role, state_dir: Path | None) -> str | None:
     """None where no token can be read: the gateway then says what it wants."""
     if endpoint().token is not None:
         return None

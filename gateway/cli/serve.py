@@ -44,7 +44,7 @@ async def _serve(settings: Settings, folder: Path, state_dir: Path | None) -> No
             async with (
                 stop_signals() as stop,
                 built_gateway(settings, folder, state) as gateway,
-                serving(gateway, tokens, settings.server, listener) as url,
+                serving(gateway, tokens, settings, listener) as url,
             ):
                 print("\n".join(await _greeting(gateway, settings, tokens, url, state_dir)), flush=True)
                 await stop.first.wait()

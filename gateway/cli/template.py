@@ -29,6 +29,8 @@ ABOUT: Final = {
     "server.stop_seconds": "how long calls may go on at a stop",
     "agent": "What the agent's token may do; the operator's may do everything.",
     "agent.profiles": "opens sessions of these profiles",
+    "mcp": "Agents that speak MCP, at /mcp.",
+    "mcp.auto_session": "the agent's token gets a session of its first profile by itself",
     "profiles": "What a session is. A session names a profile, and may only narrow it.",
     "profiles.kind": 'local (bubblewrap) | docker | virtual (bashkit: text work) | none | your own, "my_kinds:MyKind"',
     "profiles.image": "of kind docker; needs python3 of 3.9 or newer in it",

@@ -76,7 +76,7 @@ async def served(state_dir: Path, folder: Path = Path(), **sections: Any) -> Asy
         async with AsyncExitStack() as stack:
             gateway = await stack.enter_async_context(built_gateway(settings, folder, state))
             tokens = tokens_of(state)
-            url = await stack.enter_async_context(serving(gateway, tokens, settings.server, listen(settings.server)))
+            url = await stack.enter_async_context(serving(gateway, tokens, settings, listen(settings.server)))
             clients = [
                 await stack.enter_async_context(_client(url, token))
                 for token in (tokens.stored("operator"), tokens.stored("agent"), None)

@@ -14,7 +14,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,8 @@ import httpx2
 import psutil
 import pytest
 
-from tests.gateway.conftest import Served, served
+from gateway.models import CallRequest
+from tests.gateway.conftest import Served, opened, running, served
 from tests.sandboxes.support import gone, host_processes
 
 pytestmark = [pytest.mark.anyio, pytest.mark.needs("local")]
@@ -501,3 +502,23 @@ async def test_a_collection_that_was_killed_begins_anew(state_dir: Path, to: str
 async def _close(running: Running, base: str) -> None:
     with contextlib.suppress(httpx2.HTTPError):
         await running.client.delete(base)
+
+
+async def test_what_cancels_the_runner_ends_calls_with_a_record(state_dir: Path) -> None:
+    """R08: an embedding program may cancel the task that runs the gateway."""
+    with anyio.fail_after(60):
+        async with anyio.create_task_group() as tasks:
+
+            async def embed() -> None:
+                async with running(state_dir) as gateway:
+                    gateway.options = replace(gateway.options, stop_seconds=0.1)
+                    session = await opened(gateway)
+                    await gateway.start_call(session, CallRequest(tool="bash", arguments={"command": "sleep 300.71"}))
+                    tasks.cancel_scope.cancel()
+                    await anyio.sleep_forever()
+
+            tasks.start_soon(embed)
+    async with running(state_dir) as gateway:
+        [session] = gateway.sessions.open
+        [call] = await gateway.journal.calls(session.id, 0, 10)
+        assert call.status == "cancelled"

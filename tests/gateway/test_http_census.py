@@ -12,20 +12,25 @@ import pytest
 from fastapi.routing import iter_route_contexts
 
 from gateway.build import State, tokens_of
-from gateway.settings import Server
 from gateway.transports.http.app import create_app
 from gateway.transports.http.calls import Direct
-from gateway.transports.http.guard import OPEN_PATHS, Guard
-from tests.gateway.conftest import Served
+from gateway.transports.http.guard import OPEN_PATHS, App, Guard
+from gateway.transports.http.mcp import McpRoute
+from tests.gateway.conftest import Served, settings_of
 
 pytestmark = [pytest.mark.anyio, pytest.mark.needs("local")]
 
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT", "PROPFIND")
 
 
+def app_of(server: Served) -> App:
+    tokens, settings = tokens_of(State(server.state_dir, "census", -1)), settings_of()
+    return create_app(server.gateway, tokens, settings, 1, McpRoute(server.gateway, settings))
+
+
 def routes(server: Served) -> dict[str, set[str]]:
     """Each path of the application, as it is written there, and its methods."""
-    guard = create_app(server.gateway, tokens_of(State(server.state_dir, "census", -1)), Server(), 1)
+    guard = app_of(server)
     assert isinstance(guard, Guard)
     assert isinstance(guard.app, Direct)
     found: dict[str, set[str]] = {}
@@ -112,7 +117,7 @@ async def test_no_route_takes_a_websocket(server: Served) -> None:
 
 async def test_a_websocket_scope_is_refused_by_the_guard(server: Served) -> None:
     """A46: whatever server is in front, a WebSocket is closed before any route, with or without a token."""
-    guard = create_app(server.gateway, tokens_of(State(server.state_dir, "census", -1)), Server(), 1)
+    guard = app_of(server)
     for headers in ([], [(b"authorization", server.agent.headers["authorization"].encode())]):
         sent: list[Any] = []
 

@@ -5,24 +5,29 @@ from importlib.metadata import version
 from typing import Annotated
 
 from fastapi import Depends, FastAPI, Request
+from starlette.routing import Route
 
 from gateway.gateway import Gateway
 from gateway.principals import Principal, Tokens, digest
 from gateway.sessions import Session
-from gateway.settings import Server
+from gateway.settings import Settings
 from gateway.transports.http.guard import App, Guard, allowed_hosts
+from gateway.transports.http.mcp import MCP_PATHS, McpRoute
 from gateway.transports.http.problems import install_problem_handlers
 
 
-def create_app(gateway: Gateway, tokens: Tokens, server: Server, port: int) -> App:
+def create_app(gateway: Gateway, tokens: Tokens, settings: Settings, port: int, mcp: McpRoute) -> App:
     """The whole transport, guarded; `port` is the one it is served on (for the Origin check)."""
     from gateway.transports.http import calls, files, health, results, sessions
 
     app = FastAPI(title="sandgate", version=version("sandgate"), docs_url=None, redoc_url=None)
     app.state.gateway = gateway
+    server = settings.server
     app.state.upload_bytes = int(server.upload)
     for module in (calls, files, results, sessions, health):  # tried in this order, the busiest first
         app.include_router(module.router)
+    for path in MCP_PATHS:
+        app.router.routes.append(Route(path, endpoint=mcp))
     install_problem_handlers(app)
     hosts = allowed_hosts(server.host, server.allowed_hosts)
     origins = frozenset({f"http://{host}:{port}" for host in hosts} | {one.lower() for one in server.allowed_origins})

@@ -15,8 +15,9 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from gateway.errors import SettingsError
 from gateway.gateway import Gateway
 from gateway.principals import Tokens
-from gateway.settings import Server
+from gateway.settings import Server, Settings
 from gateway.transports.http.app import create_app
+from gateway.transports.http.mcp import McpRoute
 
 MAX_HEADER_BYTES = 64 * 1024
 MAX_CONNECTIONS = 1000
@@ -130,11 +131,11 @@ def _is_loopback(host: str) -> bool:
 
 
 @asynccontextmanager
-async def serving(gateway: Gateway, tokens: Tokens, server: Server, listener: socket.socket) -> AsyncIterator[str]:
+async def serving(gateway: Gateway, tokens: Tokens, settings: Settings, listener: socket.socket) -> AsyncIterator[str]:
     """Serve until the block ends; gives the base URL. Leaving drains the gateway, then closes the connections."""
-    port = listener.getsockname()[1]
+    port, server, mcp = listener.getsockname()[1], settings.server, McpRoute(gateway, settings)
     config = uvicorn.Config(
-        create_app(gateway, tokens, server, port),
+        create_app(gateway, tokens, settings, port, mcp),
         http=BoundedProtocol,
         lifespan="off",
         log_config=None,
@@ -155,8 +156,15 @@ async def serving(gateway: Gateway, tokens: Tokens, server: Server, listener: so
         finally:
             ended.set()
 
+    connections = anyio.CancelScope()
+
+    async def speak_mcp() -> None:
+        with connections:
+            await mcp.run()
+
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(serve)
+        tasks.start_soon(speak_mcp)
         while not uvicorn_server.started:  # noqa: ASYNC110 - uvicorn has no event for it
             await anyio.sleep(0.005)
         try:
@@ -164,6 +172,7 @@ async def serving(gateway: Gateway, tokens: Tokens, server: Server, listener: so
         finally:
             with anyio.CancelScope(shield=True):
                 await gateway.drain()
+                connections.cancel()  # whose streams would keep the server
                 uvicorn_server.should_exit = True
                 await ended.wait()
 
