@@ -170,6 +170,7 @@ class ConfiguredProfiles(Profiles):
                 ),
                 {**profile.env, **_callers_env(profile, request)},
                 tuple((self._folder / path).resolve() for path in profile.read_only),
+                row.expires,
             ),
             limits=SessionLimits(
                 limits.call_seconds,

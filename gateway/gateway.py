@@ -109,6 +109,7 @@ class Gateway:
             async with anyio.create_task_group() as tasks:
                 self._tasks = await tasks.start(self._hold_calls)
                 tasks.start_soon(self._sweep)
+                tasks.start_soon(self._take_up)
                 try:
                     yield self
                 finally:
@@ -151,10 +152,25 @@ class Gateway:
             rows = await self.journal.results(row.id)
             session.results_bytes = sum(one.bytes for one in rows)
             if row.state == "open":
+                session.last_used = time.time()  # without a gateway nobody is idle
                 await self._delete_unindexed(row.id, {one.key for one in rows})
             if row.state != "open":
                 session.closed.set()
             self.sessions.add(session)
+        for kind in self.profiles.kinds().values():
+            kind.keep([one.id for one in self.sessions.open])
+
+    async def _take_up(self) -> None:
+        """Open again the sandboxes that outlived an earlier process; a call that is quicker does so itself."""
+        for kind in self.profiles.kinds().values():
+            try:
+                alive = await kind.survivors()
+            except SandboxError as error:
+                logger.warning("sandboxes of an earlier process are not looked for yet: %s", error.message)
+                continue
+            for session in self.sessions.open:
+                if session.kind is kind and session.id in alive:
+                    self._task_group.start_soon(session.take_up)
 
     async def _delete_unindexed(self, session_id: str, known: set[str]) -> None:
         """What an earlier process stored and did not live to index: nobody has its reference."""

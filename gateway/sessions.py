@@ -27,7 +27,15 @@ from gateway.models import (
 )
 from gateway.principals import Principal
 from gateway.workspace_hooks.collect import CollectWorkspace
-from sandboxes import Sandbox, SandboxContext, SandboxError, SandboxHook, SandboxKind, SandboxSpec
+from sandboxes import (
+    Sandbox,
+    SandboxContext,
+    SandboxError,
+    SandboxHook,
+    SandboxKind,
+    SandboxLost,
+    SandboxSpec,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -106,6 +114,7 @@ class Session:
         self.keys = anyio.Lock()
         self._lock = anyio.Lock()
         self._sandbox: Sandbox | None = None
+        self._untold: SandboxLost | None = None
         self._created: list[SandboxHook] = []
         self._labels = MappingProxyType(self.request.labels)
 
@@ -147,7 +156,7 @@ class Session:
             idle_seconds=self.idle_seconds,
             calls=self.sequence,
             running=len(self.running),
-            channel=sandbox.channel if sandbox else None,
+            channel=sandbox.channel if sandbox and sandbox.alive else None,
             not_enforced=sandbox.not_enforced if sandbox else self.not_enforced,
             limits={
                 "memory": limits.memory,
@@ -183,7 +192,8 @@ class Session:
         """The live sandbox; opened at the first use, and again after one was lost.
 
         Raises SandboxUnavailable, Unprocessable (a kind without any), NotFound (the session has ended meanwhile), or
-        what an `on_create` raised; nothing is left half-made then.
+        what an `on_create` raised; nothing is left half-made then. Raises SandboxLost where files were lost while no
+        call ran: one call must be told, before the next finds an empty workspace.
         """
         if not self.kind.opens:
             raise Unprocessable("this profile has no sandbox", "Use a profile of another kind.", code="no_sandbox")
@@ -192,14 +202,32 @@ class Session:
                 return self._sandbox
             self.check_open()
             await self._drop()
+            self._tell_loss()
             self.places.take()
             try:
                 self._sandbox = await self.kind.open(self.spec)
             except BaseException:
                 self.places.give_back()
                 raise
-            await self._create(self._sandbox)
+            if self._sandbox.taken_up:
+                self._created = list(self.sandbox_hooks)
+            else:
+                await self._create(self._sandbox)
             return self._sandbox
+
+    def _tell_loss(self) -> None:
+        lost, self._untold = self._untold, None
+        if lost is not None and lost.files_lost:
+            raise lost
+
+    async def take_up(self) -> None:
+        """Open the sandbox that an earlier process left running, before a call needs it."""
+        try:
+            await self.sandbox()
+        except SandboxLost as lost:
+            self._untold = lost
+        except Exception as error:  # also what a stranger's on_create raises; the next call meets it again
+            logger.warning("the sandbox of session %s is not taken up yet: %s", self.id, error)
 
     async def _create(self, sandbox: Sandbox) -> None:
         ctx = SandboxContext(sandbox, self.id, sandbox.restored, self.request.labels)
@@ -227,8 +255,10 @@ class Session:
         return failed
 
     async def _drop(self) -> None:
+        """End the sandbox, dead or alive; the workspace stays."""
         sandbox, self._sandbox = self._sandbox, None
         if sandbox is not None:
+            self._untold = sandbox.untold_loss()
             with anyio.CancelScope(shield=True):
                 try:
                     await sandbox.aclose()
@@ -236,8 +266,10 @@ class Session:
                     self.places.give_back()
 
     async def suspend(self) -> None:
-        """End the sandbox and keep the workspace: the gateway stops, the session goes on later."""
+        """Let go of the sandbox, and keep the workspace: the gateway stops, the session goes on later."""
         async with self._lock:
+            if self._sandbox is not None:
+                await self._sandbox.leave()
             await self._drop()
 
     async def end(self, state: SessionState, reason: str) -> CloseReport:
@@ -266,11 +298,17 @@ class Session:
         sandbox, there = self._sandbox, True
         if sandbox is None or not sandbox.alive:
             await self._drop()
-            self._sandbox = sandbox = await self.kind.open(self.spec)
+            self._sandbox = sandbox = await self._reopened()
             there = sandbox.restored
             self.places.taken += 1  # a closing session never waits for a place
             self._created = list(self.sandbox_hooks)
         return SandboxContext(sandbox, self.id, there, self.request.labels)
+
+    async def _reopened(self) -> Sandbox:
+        try:
+            return await self.kind.open(self.spec)
+        except SandboxLost:  # told by what is collected
+            return await self.kind.open(self.spec)
 
     async def _remove(self) -> list[str]:
         failed = []

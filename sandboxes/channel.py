@@ -21,6 +21,7 @@ from typing import Final, NoReturn
 import anyio
 from anyio.abc import ByteReceiveStream, ByteSendStream
 
+from sandboxes import runner
 from sandboxes.errors import FILE_CODES, CommandRefused, FileCode, FileRefused, SandboxLost
 from sandboxes.sandbox import CHUNK_BYTES
 
@@ -63,6 +64,7 @@ class Channel:
         self._calls: set[Call] = set()
         self._loop = asyncio.get_running_loop()
         self.lost: SandboxLost | None = None
+        self.told = False
         self.nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
         self._loop.add_reader(sock.fileno(), self._hear)
 
@@ -99,24 +101,34 @@ class Channel:
     def check(self) -> None:
         """Raise the loss, if the sandbox is lost."""
         if self.lost is not None:
+            self.told = True
             raise SandboxLost(self.lost.message, self.lost.remedy, files_lost=self.lost.files_lost)
 
     def lose(self, reason: str) -> None:
         """End the sandbox and every call in it."""
         if self.lost is not None:
             return
-        self.lost = SandboxLost(reason, files_lost=self._files_lost)
         self._end()
-        self.close()
-        for call in tuple(self._calls):
-            call.finish(Ended("gone"))
+        self.say(runner.END)  # where to kill it is not ours
+        self._close(SandboxLost(reason, files_lost=self._files_lost))
 
-    def close(self) -> None:
-        if self._socket.fileno() < 0:
-            return
+    def leave(self) -> None:
+        """End every call and let the sandbox be: a runner that was told to stay waits for the next gateway."""
+        if self.lost is None:
+            self._close(SandboxLost("the gateway has stopped"))
+
+    def say(self, *words: bytes) -> None:
+        """Tell PID 1 something that is no call; one that does not listen is lost anyway."""
+        with contextlib.suppress(OSError):
+            self._socket.send(b"\0".join(words))
+
+    def _close(self, lost: SandboxLost) -> None:
+        self.lost = lost
         self._loop.remove_reader(self._socket.fileno())
         self._socket.close()
         os.close(self.nothing)
+        for call in tuple(self._calls):
+            call.finish(Ended("gone"))
 
     def add(self, call: "Call") -> None:
         self._calls.add(call)

@@ -3,12 +3,14 @@
 `container_options` is pure, so that a test can read the policy as data.
 """
 
+import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from sandboxes import runner
 from sandboxes.cgroups import RUNNER_PROCESSES
 from sandboxes.sandbox import HOME, WORKSPACE, Limits
 from sandboxes.seccomp import seccomp_profile
@@ -21,6 +23,7 @@ RUN: Final = "/run/sandgate"
 USER: Final = 1000
 INSTANCE_LABEL: Final = "sandgate.instance"
 SESSION_LABEL: Final = "sandgate.session"
+OPTIONS_LABEL: Final = "sandgate.options"
 PREPARES_LABEL: Final = "sandgate.prepares"
 """On a container that hands new volumes to the sandbox's user: as long as it is there, they are not his."""
 BASE_ENV: Final[Mapping[str, str]] = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8"}
@@ -66,6 +69,19 @@ def workspace_bytes(limits: Limits, storage: Storage) -> int:
 
 def container_options(one: Container) -> dict[str, Any]:
     """Return the body of the engine's request to create the sandbox, whose PID 1 is the runner."""
+    options = _options(one)
+    return {**options, "Labels": {**options["Labels"], OPTIONS_LABEL: options_digest(one)}}
+
+
+def options_digest(one: Container) -> str:
+    """What must be the same for a running container to be taken up again: all its options but the image's newest id,
+    and the runner that serves it."""
+    options = {name: value for name, value in _options(one).items() if name != "Image"}
+    text = json.dumps(options, sort_keys=True).encode()
+    return hashlib.sha256(text + Path(runner.__file__).read_bytes()).hexdigest()
+
+
+def _options(one: Container) -> dict[str, Any]:
     return {
         **_common(one, f"{USER}:{USER}"),
         "Entrypoint": [*PYTHON, f"{RUN}/runner.py", f"{RUN}/channel"],

@@ -23,7 +23,7 @@ from sandboxes.channel import (
     reading,
     refuse,
 )
-from sandboxes.errors import CommandRefused, FileRefused
+from sandboxes.errors import CommandRefused, FileRefused, SandboxLost
 from sandboxes.jobs import DirectJobs
 from sandboxes.request import inside, request, run_request
 from sandboxes.sandbox import WORKSPACE, Entry, Exit, FileKind, Jobs, Listing, Process, Sandbox, SmallFile, TerminalSize
@@ -160,6 +160,9 @@ class DirectSandbox(Sandbox):
                 await self._end()
         finally:
             self._closed.set()
+
+    def untold_loss(self) -> SandboxLost | None:
+        return None if self._link.told else self._link.lost
 
     async def start(
         self,

@@ -8,12 +8,11 @@ import io
 import logging
 import os
 import secrets
-import shutil
 import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar, cast
@@ -32,19 +31,21 @@ from sandboxes.channel import Channel
 from sandboxes.container import (
     DEFAULT_IMAGE,
     INSTANCE_LABEL,
+    OPTIONS_LABEL,
     PREPARES_LABEL,
     SESSION_LABEL,
     Container,
     Storage,
     container_name,
     container_options,
+    options_digest,
     preparing_options,
     volume_names,
     workload_env,
     workspace_bytes,
 )
 from sandboxes.direct import DirectSandbox
-from sandboxes.errors import SandboxError, SandboxUnavailable
+from sandboxes.errors import SandboxError, SandboxLost, SandboxUnavailable
 from sandboxes.kind import Probe, SandboxKind, SandboxSpec
 from sandboxes.meeting import Meeting, Peer
 from sandboxes.sandbox import Limits
@@ -57,6 +58,9 @@ _OPEN_SECONDS: Final = 10.0
 _LOOK_SECONDS: Final = 0.5
 _PREPARE_SECONDS: Final = 15
 _REMOVE_SECONDS: Final = 5.0
+_AGAIN_SECONDS: Final = 5.0
+_LATE_SECONDS: Final = 120.0
+"""A gateway that lives has collected and closed by then; this is for sandboxes without one."""
 _THREADS: Final = 8
 _NO_PYTHON: Final = ("executable file not found", "no such file or directory")
 _NOT_YET: Final = "use another image or engine: a slower way, by the engine's own exec, is not there yet"
@@ -79,7 +83,7 @@ class Host:
 
 class Engine:
     """This machine's engine, for one gateway: all its docker kinds share one, since what an earlier life of the
-    gateway left behind is removed once, at first use.
+    gateway left behind is removed once, at first use; only the sessions of `keep` keep theirs.
 
     The engine is found as every client finds it: DOCKER_HOST and its kin, else the usual socket.
     """
@@ -92,6 +96,10 @@ class Engine:
         self._connecting = threading.Lock()
         self._first = anyio.Lock()
         self._host: Host | None = None
+        self._kept: frozenset[str] | None = None
+
+    def keep(self, session_ids: Collection[str]) -> None:
+        self._kept = frozenset(session_ids)
 
     def meeting(self, session_id: str) -> Meeting:
         return Meeting(self._channels / session_id)
@@ -125,24 +133,69 @@ class Engine:
             return self._host
 
     async def _sweep(self) -> None:
-        """Remove what an earlier life of this instance left behind, never another's. Volumes of sessions stay."""
+        """Remove what an earlier life of this instance left behind of no session that goes on, never another's. Where
+        nobody said which do, volumes stay."""
+        kept = self._kept or frozenset()
         for name, marks in await self.ask(self._containers):
-            await self.remove(name)
+            session_id = self._session_of(name)
             if PREPARES_LABEL in marks:
+                await self.remove(name)
                 await self.remove_volumes(marks.get(SESSION_LABEL, ""))
-        await anyio.to_thread.run_sync(lambda: shutil.rmtree(self._channels, ignore_errors=True))
+            elif session_id not in kept:
+                await self.remove(name)
+        if self._kept is not None:
+            for session_id in await self.ask(self._with_volumes):
+                if session_id not in kept:
+                    await self.remove_volumes(session_id)
+        await anyio.to_thread.run_sync(self._sweep_channels, kept)
+
+    def _sweep_channels(self, kept: frozenset[str]) -> None:
+        for path in self._channels.iterdir() if self._channels.exists() else ():
+            if path.name.partition(".")[0] not in kept:
+                Meeting(path.with_suffix("")).remove()
+
+    def _session_of(self, name: str) -> str:
+        return name.removeprefix(container_name(self.instance, ""))
 
     def _containers(self, api: docker.APIClient) -> list[tuple[str, Mapping[str, str]]]:
-        found = api.containers(all=True, filters={"label": f"{INSTANCE_LABEL}={self.instance}"})
-        return [(one["Id"], one["Labels"]) for one in found]
+        """The names and labels of all containers of this instance."""
+        found = api.containers(all=True, filters=self._mine)
+        return [(one["Names"][0].removeprefix("/"), one["Labels"]) for one in found]
+
+    def _with_volumes(self, api: docker.APIClient) -> set[str]:
+        return {one["Labels"].get(SESSION_LABEL, "") for one in api.volumes(filters=self._mine)["Volumes"] or ()}
+
+    @property
+    def _mine(self) -> dict[str, str]:
+        return {"label": f"{INSTANCE_LABEL}={self.instance}"}
+
+    async def survivors(self) -> frozenset[str]:
+        """The kept sessions whose container runs, and whose runner was told to stay."""
+
+        def question(api: docker.APIClient) -> list[str]:
+            return [one["Names"][0].removeprefix("/") for one in api.containers(filters=self._mine)]
+
+        await self.host()
+        running = {self._session_of(name) for name in await self.ask(question)} & (self._kept or frozenset())
+        return frozenset(one for one in running if self.meeting(one).secret)
+
+    async def find(self, container: str) -> Mapping[str, Any] | None:
+        """What the engine knows of a container, if there is one."""
+
+        def question(api: docker.APIClient) -> Mapping[str, Any] | None:
+            try:
+                return cast(Mapping[str, Any], api.inspect_container(container))
+            except NotFound:
+                return None
+
+        return await self.ask(question)
 
     async def left(self) -> list[str]:
         """The names of all containers and volumes of this instance."""
 
         def question(api: docker.APIClient) -> list[str]:
-            mine = {"label": f"{INSTANCE_LABEL}={self.instance}"}
-            containers = [f"container {one['Names'][0]}" for one in api.containers(all=True, filters=mine)]
-            return containers + [f"volume {one['Name']}" for one in api.volumes(filters=mine)["Volumes"] or ()]
+            containers = [f"container {one['Names'][0]}" for one in api.containers(all=True, filters=self._mine)]
+            return containers + [f"volume {one['Name']}" for one in api.volumes(filters=self._mine)["Volumes"] or ()]
 
         return await self.ask(question)
 
@@ -286,6 +339,7 @@ class DockerSandbox(DirectSandbox):
     ) -> None:
         super().__init__(spec.session_id, link, {**env, **spec.env}, parts.end, restored=restored)
         self._parts = parts
+        self._stays = spec.ends_at is not None
 
     @property
     def pid(self) -> int:
@@ -293,6 +347,15 @@ class DockerSandbox(DirectSandbox):
 
     def counters(self) -> Counters:
         return self._parts.group.counters()
+
+    async def leave(self) -> None:
+        if self._closing or not self._stays or self._link.told:
+            await self.aclose()
+            return
+        self._closing = True
+        self._link.leave()
+        self._parts.let_go()
+        self._closed.set()
 
 
 class _Parts:
@@ -302,7 +365,7 @@ class _Parts:
         self.kind = kind
         self.session_id = session_id
         self.meeting = meeting
-        self.created = False
+        self.owned = False
         self.pid = 0
         self.pidfd = -1
         self.group = Group({}, 1)
@@ -323,16 +386,22 @@ class _Parts:
         """Kill, remove the container, free the rest. Its removal is tried again when the session ends."""
         self.kill()
         try:
-            if self.created:
+            if self.owned:
                 await self.kind.remove_container(self.session_id)
         except SandboxUnavailable as error:
             logger.warning("the container of session %s is not removed: %s", self.session_id, error.message)
         finally:
-            if self.pidfd >= 0:
-                os.close(self.pidfd)
-                self.pidfd = -1
-            self.group.close()
-            self.meeting.remove()
+            if self.owned:
+                self.meeting.remove()
+            self.let_go()
+
+    def let_go(self) -> None:
+        """Free what this process holds of it."""
+        if self.pidfd >= 0:
+            os.close(self.pidfd)
+            self.pidfd = -1
+        self.group.close()
+        self.meeting.close()
 
 
 class DockerKind(SandboxKind[DockerSandbox]):
@@ -378,7 +447,6 @@ class DockerKind(SandboxKind[DockerSandbox]):
         check_read_only(spec.read_only)
         host = await self.engine.host()
         image = await self._find_image()
-        parts.meeting.open()
         one = Container(
             self.engine.instance,
             spec.session_id,
@@ -388,23 +456,51 @@ class DockerKind(SandboxKind[DockerSandbox]):
             spec.limits,
             spec.read_only,
         )
-        parts.created = True
-        restored = self._storage == "disk" and await self._prepare(one)
-        name = container_name(one.instance, one.session_id)
-        await self._create(one, name)
-        await self._start(name)
-        peer = await self._meet(name, parts.meeting)
+        peer = await self._left_running(one, parts.meeting)
+        parts.owned = True
+        taken_up = restored = peer is not None
+        if peer is None:
+            peer, restored = await self._make(one, parts.meeting)
         try:
             parts.met(peer)
-            await _shake_hands(peer, spec.limits, workspace_bytes(spec.limits, self._storage))
+            if not taken_up:
+                await _shake_hands(peer, spec.limits, workspace_bytes(spec.limits, self._storage))
         except BaseException:
             peer.sock.close()
             raise
         link = Channel(peer.sock, parts.kill, files_lost=self._storage == "memory")
         env = workload_env(image["Config"].get("Env") or ())
         sandbox = DockerSandbox(spec, link, parts, env, restored=restored)
-        sandbox.not_enforced = self._not_enforced(host)
+        sandbox.not_enforced, sandbox.taken_up = self._not_enforced(host), taken_up
+        if spec.ends_at is not None:
+            seconds = max(spec.ends_at - time.time(), 0) + _LATE_SECONDS
+            link.say(runner.STAY, parts.meeting.secret or parts.meeting.make_secret(), b"%.0f" % seconds)
         return sandbox
+
+    async def _left_running(self, one: Container, meeting: Meeting) -> Peer | None:
+        """The runner of a container that an earlier life of the gateway left to this session, if it is as it would be
+        made today; SandboxLost where it is not, and its files are lost."""
+        if not meeting.secret:
+            return None
+        found = await self.engine.find(container_name(one.instance, one.session_id))
+        if found is not None and found["State"]["Running"] and _label(found, OPTIONS_LABEL) == options_digest(one):
+            peer = await meeting.accept_again(found["State"]["Pid"], _AGAIN_SECONDS)
+            if peer is not None:
+                return peer
+        if one.storage == "disk":
+            return None
+        await self.engine.remove(container_name(one.instance, one.session_id))
+        meeting.remove()
+        raise SandboxLost("the sandbox has ended while there was no gateway", files_lost=True)
+
+    async def _make(self, one: Container, meeting: Meeting) -> tuple[Peer, bool]:
+        """A new container's runner, and whether its workspace was there before."""
+        meeting.open()
+        restored = self._storage == "disk" and await self._prepare(one)
+        name = container_name(one.instance, one.session_id)
+        await self._create(one, name)
+        await self._start(name)
+        return await self._meet(name, meeting), restored
 
     async def _find_image(self) -> Mapping[str, Any]:
         def question(api: docker.APIClient) -> Mapping[str, Any]:
@@ -483,6 +579,12 @@ class DockerKind(SandboxKind[DockerSandbox]):
                     f"the runner could not connect to {meeting.folder} within {_OPEN_SECONDS:g} s", _NOT_YET
                 )
 
+    def keep(self, session_ids: Collection[str]) -> None:
+        self.engine.keep(session_ids)
+
+    async def survivors(self) -> Collection[str]:
+        return await self.engine.survivors()
+
     async def remove_container(self, session_id: str) -> None:
         await self.engine.remove(container_name(self.engine.instance, session_id))
 
@@ -494,6 +596,10 @@ class DockerKind(SandboxKind[DockerSandbox]):
 
     async def _close(self) -> None:
         await self.engine.aclose()
+
+
+def _label(container: Mapping[str, Any], name: str) -> str | None:
+    return cast(str | None, container["Config"]["Labels"].get(name))
 
 
 def _has_volume(api: docker.APIClient, name: str) -> bool:

@@ -4,7 +4,7 @@ import contextlib
 import re
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Generic
@@ -34,12 +34,14 @@ class Probe:
 @dataclass(frozen=True, slots=True)
 class SandboxSpec:
     """What to open. `session_id` is `[A-Za-z0-9-]`, unique while the workspace lives; `read_only` are host paths
-    that the operator shows inside at the same place."""
+    that the operator shows inside at the same place. With `ends_at` (Unix time) a sandbox that can outlive its gateway
+    does, and ends by itself a little later than that; without, it ends with the gateway."""
 
     session_id: str
     limits: Limits = field(default_factory=Limits)
     env: Mapping[str, str] = field(default_factory=dict)
     read_only: tuple[Path, ...] = ()
+    ends_at: float | None = None
 
 
 def check_session_id(session_id: str) -> None:
@@ -77,9 +79,11 @@ class SandboxKind(ABC, Generic[SandboxT]):
             return self._probed[1]
 
     async def open(self, spec: SandboxSpec) -> SandboxT:
-        """Open a sandbox over the session's workspace, made where missing; nothing is left of one that fails.
+        """Open a sandbox over the session's workspace, made where missing, or take up the session's own, left by an
+        earlier life of the gateway; nothing is left of one that fails.
 
-        Raises SandboxUnavailable, also where the session has an open one.
+        Raises SandboxUnavailable, also where the session has an open one, and once SandboxLost, where the one that was
+        left has died since and its files with it.
         """
         session_id = spec.session_id
         check_session_id(session_id)
@@ -125,6 +129,14 @@ class SandboxKind(ABC, Generic[SandboxT]):
                     tasks.start_soon(sandbox.aclose)
             self._open.clear()
             await self._close()
+
+    def keep(self, session_ids: Collection[str]) -> None:
+        """Say which sessions go on, before anything else is asked: what an earlier life of this gateway left of any
+        other is removed, at the first use of the kind."""
+
+    async def survivors(self) -> Collection[str]:
+        """The sessions of `keep` whose sandbox still runs. Raises SandboxUnavailable."""
+        return ()
 
     @abstractmethod
     async def _probe(self) -> Probe:

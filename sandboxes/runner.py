@@ -12,6 +12,9 @@ about it: so a job needs no gateway, and what it writes goes nowhere else.
 
 On the channel:         gateway -> PID 1  `c` any slot, `n` NAME a slot for a new job, `j` NAME that job's slot, `l` the
                                           names of the jobs; each with the call's four descriptors
+                                          stay SECRET SECONDS  from now on outlive the gateway, but not that long
+                                          end
+                        PID 1 -> gateway  ready 1, once; after a reconnection again SECRET
 On the control socket:  gateway -> slot   4-byte length, NUL-separated fields; then `c` commits a write
                                           end of file kills
                         slot -> gateway   accepted, spawned, errno NAME, pids, nojob, file CODE, done N M,
@@ -46,6 +49,9 @@ if TYPE_CHECKING:
     Operation = Callable[["Call", list[bytes]], str]
 
 READY = b"ready 1"
+AGAIN = b"again"
+STAY = b"stay"
+END = b"end"
 SPARE_SLOTS = 2
 IDLE_SLOTS = 4
 END_SECONDS = 2.0
@@ -53,6 +59,8 @@ LIST_SECONDS = 8.0
 LIST_DEPTH = 100
 LIST_BYTES = 64 << 20
 BODY_BYTES = 4 << 20
+LONGEST_WAIT = 3600.0
+FIRST_PAUSE, LONGEST_PAUSE = 0.005, 0.25
 CHUNK = 256 * 1024
 LOG_BYTES = 1 << 20  # of a job's output this much is kept for sure, twice as much at most
 PIPE_BYTES = 64 * 1024
@@ -1137,10 +1145,17 @@ def kind_of(mode: int) -> bytes:
 
 
 class Runner:
-    """PID 1: a switch for descriptors, and the parent that nothing inside can kill, stop or read."""
+    """PID 1: a switch for descriptors, and the parent that nothing inside can kill, stop or read.
 
-    def __init__(self, channel: _socket.socket) -> None:
-        self.channel = channel
+    Without a gateway it looks for the next one at `where`, if it was told to stay.
+    """
+
+    def __init__(self, channel: _socket.socket, where: str) -> None:
+        self.channel: _socket.socket | None = channel
+        self.where = where
+        self.secret = b""
+        self.deadline = float("inf")
+        self.pause = FIRST_PAUSE
         self.wake = wakeup_pipe()
         self.slots: dict[int, _socket.socket] = {}
         self.idle: list[int] = []
@@ -1148,12 +1163,12 @@ class Runner:
         self.leaving: set[int] = set()
         self.strays = False
         self.poll = select.poll()
-        self.poll.register(self.channel, select.POLLIN)
+        self.poll.register(channel, select.POLLIN)
         self.poll.register(self.wake, select.POLLIN)
 
     def serve(self) -> None:
-        while True:
-            ready = {fd for fd, _ in self.poll.poll(5 if self.strays else None)}
+        while time.monotonic() < self.deadline:
+            ready = {fd for fd, _ in self.poll.poll(1000 * self.patience())}
             for pid, link in list(self.slots.items()):
                 if link.fileno() in ready:
                     self.hear(pid, link)
@@ -1161,8 +1176,51 @@ class Runner:
                 drain(self.wake)
                 self.reap()
                 self.kill_strays()
-            if self.channel.fileno() in ready and not self.hand_over():
+            if self.channel is None:
+                self.reconnect()
+            elif self.channel.fileno() in ready and not self.obey(self.channel):
                 return
+
+    def patience(self) -> float:
+        """How many seconds may pass without a word from anybody."""
+        seconds = min(self.deadline - time.monotonic(), LONGEST_WAIT)
+        if self.channel is None:
+            seconds = min(seconds, self.pause)
+        return max(min(seconds, 0.005) if self.strays else seconds, 0)
+
+    def obey(self, channel: _socket.socket) -> bool:
+        """Do what the gateway says; False where that is to end, or where it went and left no word to stay."""
+        try:
+            data, fds = receive(channel)
+        except OSError:
+            data, fds = b"", []
+        if data and len(fds) == 4:
+            self.hand_over(data, fds)
+            return True
+        close(fds)
+        word, *fields = data.split(b"\0")
+        if word == STAY:
+            self.secret, self.deadline = fields[0], time.monotonic() + float(fields[1])
+            return True
+        self.poll.unregister(channel)
+        channel.close()
+        self.channel = None
+        return bool(self.secret) and word != END
+
+    def reconnect(self) -> None:
+        """Look once whether a gateway waits; the secret tells it who comes. Programs may connect as well, so that
+        their queue may be full: that is no reason to wait here."""
+        sock = _socket.socket(_socket.AF_UNIX, _socket.SOCK_SEQPACKET | _socket.SOCK_CLOEXEC)
+        sock.setblocking(False)
+        try:
+            sock.connect(self.where)
+            sock.send(AGAIN + b"\0" + self.secret, _socket.MSG_NOSIGNAL)
+        except OSError:
+            sock.close()
+            self.pause = min(2 * self.pause, LONGEST_PAUSE)
+            return
+        self.channel, self.pause = sock, FIRST_PAUSE
+        self.poll.register(sock, select.POLLIN)
 
     def hear(self, pid: int, link: _socket.socket) -> None:
         try:
@@ -1224,19 +1282,14 @@ class Runner:
             send_signal(pid)
         self.strays = bool(strays)
 
-    def hand_over(self) -> bool:
-        """Give one call to a slot; False at the end of the channel."""
-        data, fds = receive(self.channel)
-        if not data or len(fds) != 4:
-            close(fds)
-            return False
+    def hand_over(self, data: bytes, fds: list[int]) -> None:
+        """Give one call to a slot."""
         refused = self.route(data[:1], data[1:], fds)
         if refused:
             self.say(fds[0], refused)
         close(fds)
         while len(self.idle) < SPARE_SLOTS and self.fork():
             pass
-        return True
 
     def route(self, word: bytes, name: bytes, fds: list[int]) -> bytes:
         """Give a call to the slot that it is for; the answer where there is none, or where PID 1 has it itself."""
@@ -1336,7 +1389,7 @@ def main(where: str) -> None:
     os.chdir("/")
     channel = connect(where)
     apply(channel.recv(4096))
-    runner = Runner(channel)
+    runner = Runner(channel, where)
     nothing = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
     for number in (0, 1, 2):  # standard error led to whoever started us until here
         os.dup2(nothing, number)

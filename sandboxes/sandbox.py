@@ -12,7 +12,7 @@ import anyio
 from anyio.abc import ByteReceiveStream, ByteSendStream
 
 from sandboxes.capture import Capture
-from sandboxes.errors import FileRefused, NotOffered
+from sandboxes.errors import FileRefused, NotOffered, SandboxLost
 
 WORKSPACE: Final = "/workspace"
 HOME: Final = "/home/agent"
@@ -233,6 +233,8 @@ class Sandbox(ABC):
     session_id: str
     restored: bool
     """Whether the workspace was there before this sandbox was opened."""
+    taken_up: bool = False
+    """Whether it ran already, left by an earlier life of the gateway."""
     channel: str = "direct"
     not_enforced: tuple[str, ...] = ()
     workspace: str = WORKSPACE
@@ -292,6 +294,15 @@ class Sandbox(ABC):
     @abstractmethod
     async def aclose(self) -> None:
         """End every process and free what the sandbox held; the workspace stays for `SandboxKind.destroy`."""
+
+    async def leave(self) -> None:
+        """End every call, and let a sandbox that can outlive the gateway go on for its next life: `open` takes it up.
+        One that cannot is closed."""
+        await self.aclose()
+
+    def untold_loss(self) -> SandboxLost | None:
+        """How it died, as long as no call was told."""
+        return None
 
     @property
     @abstractmethod

@@ -1,11 +1,12 @@
 """Gateways for tests: real ones, over a real local sandbox, in this process; with and without HTTP."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import anyio
 import httpx2
 import pytest
 
@@ -16,6 +17,8 @@ from gateway.principals import Principal
 from gateway.sessions import Session
 from gateway.settings import Settings
 from gateway.transports.http.serving import listen, serving
+from sandboxes.docker import Engine
+from tests.engines import missing
 
 OPERATOR, AGENT = Principal("operator"), Principal("agent")
 
@@ -90,6 +93,29 @@ async def served(state_dir: Path, folder: Path = Path(), **sections: Any) -> Asy
 def _client(url: str, token: str | None) -> httpx2.AsyncClient:
     headers = {"authorization": f"Bearer {token}"} if token else {}
     return httpx2.AsyncClient(base_url=url, headers=headers, timeout=60)
+
+
+@pytest.fixture
+def nothing_left(state_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The gateways of the test leave no container and no volume; if one does, it is removed here, and told."""
+    yield
+    monkeypatch.undo()
+    if (state_dir / "instance").exists() and missing("docker") is None:
+        assert anyio.run(_remove_all, engine_of(state_dir)) == []
+
+
+async def _remove_all(engine: Engine) -> list[str]:
+    left = await engine.left()
+    await engine.host()
+    await engine.aclose()
+    return left
+
+
+def engine_of(state_dir: Path) -> Engine:
+    """The engine as a gateway with that state folder sees it; for the first use of `host` no session goes on."""
+    engine = Engine(state_dir, instance=(state_dir / "instance").read_text())
+    engine.keep(())
+    return engine
 
 
 Call = Callable[..., Awaitable[ToolResult]]

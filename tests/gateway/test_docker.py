@@ -12,7 +12,7 @@ from gateway.settings import Profile
 from tests.gateway.commandline import sandgate
 from tests.gateway.conftest import called, opened, running, served
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("nothing_left")]
 DOCKER = {"default": {"kind": "docker"}}
 needs_docker = pytest.mark.needs("docker")
 
@@ -61,6 +61,7 @@ async def test_a_workspace_in_memory_is_seeded_again_after_a_loss(state_dir: Pat
         assert lost.status == "sandbox_lost"
         assert "its files are lost" in str(lost)
         assert (await called(gateway, session, "bash", command="cat a")).text == "seed"
+        await gateway.close_session(session)
 
 
 @needs_docker

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
@@ -23,6 +24,7 @@ from sandboxes.container import (
     DEFAULT_IMAGE,
     INSTANCE_LABEL,
     Container,
+    Storage,
     container_name,
     preparing_options,
 )
@@ -578,7 +580,7 @@ async def test_sweep_removes_its_own_orphans_and_nobody_elses(
     assert len(await other.left()) == 1
     await other.host()
     assert await other.left() == []
-    assert not (tmp_path / "other/channels").exists()
+    assert list((tmp_path / "other/channels").iterdir()) == []
     await other.aclose()
     assert (await sh(docker, "echo on")).text == "on\n"
 
@@ -668,3 +670,172 @@ async def test_several_open_and_close_at_once(kind: DockerKind, engine: Engine) 
     assert [(await sh(sandbox, "echo on")).text for sandbox in opened] == ["on\n"] * 6
     await kind.aclose()
     assert await engine.left() == []
+
+
+# --- the gateway's next life
+
+
+def stays(session_id: str = "s", seconds: float = 60, **more: Any) -> SandboxSpec:
+    """A sandbox that outlives its gateway."""
+    return SandboxSpec(session_id, ends_at=time.time() + seconds, **more)
+
+
+@asynccontextmanager
+async def next_life(engine: Engine, *session_ids: str, storage: Storage = "memory") -> AsyncIterator[DockerKind]:
+    """The docker kind of a gateway that starts again, with the sessions that go on."""
+    kind = DockerKind(engine_again(engine), storage=storage)
+    kind.keep(session_ids)
+    yield kind
+    for session_id in session_ids:
+        await kind.destroy(session_id)
+    await kind.aclose()
+
+
+def engine_again(engine: Engine) -> Engine:
+    return Engine(engine.meeting("any").folder.parents[1], instance=engine.instance)
+
+
+async def until_gone(pid: int, seconds: float) -> None:
+    with anyio.fail_after(seconds):
+        while Path(f"/proc/{pid}").exists():
+            await anyio.sleep(0.02)
+
+
+@pytest.mark.parametrize("storage", ["memory", "disk"])
+async def test_a_sandbox_that_was_left_is_taken_up(engine: Engine, storage: Storage) -> None:
+    """R39, R42: the same container with its files and its jobs; the call that ran has ended, the next one works."""
+    first = await DockerKind(engine, storage=storage).open(stays())
+    await first.write("file", b"x")
+    await first.jobs.start("job", ["sh", "-c", "echo begun; read line; echo $line"])
+    process = await first.start(["sleep", "4720.1"])
+    await first.leave()
+    with pytest.raises(SandboxLost, match="the gateway has stopped"):
+        await process.wait()
+    await process.aclose()
+    async with next_life(engine, "s", storage=storage) as kind:
+        assert await kind.survivors() == {"s"}
+        second = await kind.open(stays())
+        assert (second.pid, second.taken_up, second.restored) == (first.pid, True, True)
+        assert (await read(second, "file"), second.counters().oom) == (b"x", 0)
+        assert (await sh(second, "cat file; ls /run/sandgate")).text == "xrunner.py\n"
+        assert inside(second, "4720.1") == []
+        await second.jobs.write("job", b"on\n")
+        with anyio.fail_after(5):
+            while (await second.jobs.read("job")).data != b"begun\non\n":
+                await anyio.sleep(0.02)
+    await until_gone(first.pid, 1)
+    await engine.aclose()
+
+
+async def test_a_killed_gateways_sandbox_is_taken_up(engine: Engine, tmp_path: Path) -> None:
+    """A60, R34."""
+    code = """
+import anyio, pathlib, sys, time
+from sandboxes import SandboxSpec
+from sandboxes.docker import DockerKind, Engine
+async def main():
+    kind = DockerKind(Engine(pathlib.Path(sys.argv[1]), instance=sys.argv[2]))
+    sandbox = await kind.open(SandboxSpec("s", ends_at=time.time() + 60))
+    await sandbox.write("file", b"x")
+    async with await sandbox.start(["sh", "-c", "(setsid sleep 4721.1 &); sleep 4721.2"]):
+        print(sandbox.pid, flush=True)
+        await anyio.sleep(60)
+anyio.run(main)
+"""
+    command = [sys.executable, "-c", code, str(tmp_path / "state"), engine.instance]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=Path(__file__).parents[2]) as gateway:
+        assert gateway.stdout is not None
+        pid = int(await anyio.to_thread.run_sync(gateway.stdout.readline))
+        gateway.kill()
+    async with next_life(engine, "s") as kind:
+        sandbox = await kind.open(stays())
+        assert (sandbox.pid, await read(sandbox, "file")) == (pid, b"x")
+        with anyio.fail_after(2):
+            while inside(sandbox, "4721."):
+                await anyio.sleep(0.02)
+
+
+async def test_only_sessions_that_go_on_keep_what_was_left(engine: Engine) -> None:
+    """A65: of any other session nothing stays, volumes neither."""
+    memory, disk = DockerKind(engine), DockerKind(engine, storage="disk")
+    for sandbox in (await memory.open(stays("kept")), await memory.open(stays("not")), await disk.open(stays("nor"))):
+        await sandbox.leave()
+    async with next_life(engine, "kept", "unknown") as kind:
+        assert await kind.survivors() == {"kept"}
+        assert await engine.left() == [f"container /{container_name(engine.instance, 'kept')}"]
+
+
+async def test_a_sandbox_without_a_gateway_ends_in_time(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """D.1, lifetime: the runner sees to it itself."""
+    monkeypatch.setattr("sandboxes.docker._LATE_SECONDS", 1)
+    sandbox = await DockerKind(engine).open(stays(seconds=0))
+    await sandbox.leave()
+    await until_gone(sandbox.pid, 5)
+    async with next_life(engine, "s"):
+        pass
+
+
+async def test_a_sandbox_ends_in_time_while_its_gateway_sleeps(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sandboxes.docker._LATE_SECONDS", 1)
+    kind = DockerKind(engine)
+    sandbox = await kind.open(stays(seconds=0))
+    async with await sandbox.start(["sleep", "4722"]) as process:
+        with pytest.raises(SandboxLost), anyio.fail_after(5):
+            await process.wait()
+    await kind.aclose()
+
+
+async def test_what_died_without_a_gateway_is_lost_once(engine: Engine) -> None:
+    """R44: the files went with it; the next opening works. On disk nothing is lost."""
+    for storage in ("memory", "disk"):
+        first = await DockerKind(engine, storage=storage).open(stays())
+        await first.write("file", b"x")
+        await first.leave()
+        await engine.remove(container_name(engine.instance, "s"))
+        async with next_life(engine, "s", storage=storage) as kind:
+            assert await kind.survivors() == set()
+            if storage == "memory":
+                with pytest.raises(SandboxLost) as lost:
+                    await kind.open(stays())
+                assert lost.value.files_lost
+            second = await kind.open(stays())
+            assert (second.taken_up, second.restored) == (False, storage == "disk")
+            assert len((await second.list()).entries) == (storage == "disk")
+
+
+async def test_a_sandbox_of_other_limits_is_not_taken_up(engine: Engine) -> None:
+    """What the operator narrowed meanwhile holds: nothing goes on under the old options."""
+    first = await DockerKind(engine).open(stays())
+    await first.leave()
+    async with next_life(engine, "s") as kind:
+        with pytest.raises(SandboxLost):
+            await kind.open(stays(limits=SMALL))
+        await until_gone(first.pid, 1)
+        assert not (await kind.open(stays(limits=SMALL))).taken_up
+
+
+async def test_a_program_that_poses_as_the_runner_is_sent_away(engine: Engine) -> None:
+    """It may connect while the gateway waits for the runner: it has neither its pid nor its secret."""
+    first = await DockerKind(engine).open(stays())
+    code = """
+import socket, time
+held = []
+while True:
+    try:
+        held.append(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+        held[-1].settimeout(0.01)
+        held[-1].connect("/run/sandgate/channel")
+        held[-1].send(b"again\\0" + b"0" * 32)
+        held[-1].recv(64)
+    except OSError:
+        time.sleep(0.001)
+    held = held[-50:]
+"""
+    name = container_name(engine.instance, "s")
+    started = await engine.ask(lambda api: api.exec_create(name, ["python3", "-c", code]))
+    await engine.ask(lambda api: api.exec_start(started["Id"], detach=True))
+    await first.leave()
+    async with next_life(engine, "s") as kind:
+        second = await kind.open(stays())
+        assert (second.pid, second.taken_up) == (first.pid, True)
+        assert (await sh(second, "echo on")).text == "on\n"

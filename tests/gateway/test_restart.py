@@ -1,0 +1,123 @@
+"""Docker sandboxes outlive their gateway: what its next life finds, and what one that died meanwhile tells."""
+
+import contextlib
+import signal
+from pathlib import Path
+from typing import Any
+
+import anyio
+import httpx2
+import pytest
+
+from gateway.gateway import Gateway
+from gateway.sessions import Session
+from tests.gateway.conftest import OPERATOR, called, engine_of, opened, running
+from tests.gateway.test_crash import Running, gateway_process, records, text_of
+from tests.sandboxes.support import host_processes
+
+pytestmark = [pytest.mark.anyio, pytest.mark.needs("docker"), pytest.mark.usefixtures("nothing_left")]
+
+DOCKER = "[profiles.default]\nkind = 'docker'\n"
+
+
+async def left_in_engine(state_dir: Path) -> list[str]:
+    engine = engine_of(state_dir)
+    left = await engine.left()
+    await engine.aclose()
+    return left
+
+
+async def remove_containers(state_dir: Path) -> None:
+    engine = engine_of(state_dir)
+    for name in await engine.left():
+        await engine.remove(name.removeprefix("container /"))
+    await engine.aclose()
+
+
+async def sessions_of(gateway: Running) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = (await gateway.client.get("/v1/sessions")).json()["sessions"]
+    return found
+
+
+async def started(gateway: Running, base: str) -> None:
+    with anyio.fail_after(15):
+        while text_of(await gateway.call(base, "cat started 2>/dev/null; true")) != "x\n":
+            await anyio.sleep(0.05)
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGKILL, "interrupted"), (signal.SIGTERM, "cancelled")])
+async def test_open_sessions_keep_their_sandboxes_over_a_restart(
+    state_dir: Path, number: signal.Signals, status: str
+) -> None:
+    """A60, R34, R39: list, files, tokens and containers are the same; what ran has ended, and is told."""
+    async with gateway_process(state_dir, DOCKER) as gateway:
+        bases = [await gateway.session() for _ in range(3)]
+        for base in bases:
+            await gateway.call(base, f"echo {base} > file")
+        before = await left_in_engine(state_dir)
+        async with anyio.create_task_group() as tasks:
+
+            async def cut_off() -> None:
+                with contextlib.suppress(httpx2.TransportError):
+                    await gateway.call(bases[0], "echo x >> started; sleep 4723", key="key")
+
+            tasks.start_soon(cut_off)
+            await started(gateway, bases[0])
+            await gateway.end(number)
+    assert (len(before), await left_in_engine(state_dir)) == (3, before)
+    async with gateway_process(state_dir, DOCKER) as gateway:
+        with anyio.fail_after(10):
+            while [one["channel"] for one in await sessions_of(gateway)] != ["direct"] * 3:
+                await anyio.sleep(0.05)
+        again = await gateway.call(bases[0], "echo x >> started; sleep 4723", key="key")
+        assert again["status"] == status
+        assert text_of(await gateway.call(bases[0], "cat started")) == "x\n"
+        assert host_processes("4723") == []
+        for base in bases:
+            assert text_of(await gateway.call(base, "cat file")) == f"{base}\n"
+        assert await left_in_engine(state_dir) == before
+        for base in bases:
+            assert (await gateway.client.delete(base)).json()["failed"] == []
+        assert await left_in_engine(state_dir) == []
+    assert {ended for _, _, ended in records(state_dir)} == {1}
+
+
+async def test_a_restart_collects_from_the_sandbox_that_was_left(state_dir: Path, tmp_path: Path) -> None:
+    """Its hooks had created before: what they would do again is not done, what they owe at the end is."""
+    profile = f"{DOCKER}collect = [{{ match = 'out/*', to = '{tmp_path}/collected' }}]\n"
+    async with gateway_process(state_dir, profile) as gateway:
+        base = await gateway.session(seed=[{"path": "out/a", "text": "seed"}])
+        await gateway.call(base, "echo -n changed > out/a")
+        await gateway.end(signal.SIGKILL)
+    async with gateway_process(state_dir, profile) as gateway:
+        report = (await gateway.client.delete(base)).json()
+    assert [(one["files"], one["complete"]) for one in report["collected"]] == [(1, True)]
+    assert [file.read_text() for file in (tmp_path / "collected").rglob("out/a")] == ["changed"]
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+async def test_a_container_removed_between_calls_is_told_by_one_call(state_dir: Path, restarted: bool) -> None:
+    """R44, R49: no call finds an empty workspace without a word; also where there was no gateway meanwhile."""
+    profiles = {"default": {"kind": "docker"}}
+    async with running(state_dir, profiles=profiles) as gateway:
+        session = await opened(gateway)
+        await called(gateway, session, "bash", command="echo kept > file")
+        if not restarted:
+            await remove_containers(state_dir)
+            with anyio.fail_after(2):
+                while session.record().channel is not None:
+                    await anyio.sleep(0.02)
+            await lost_once(gateway, session)
+    if restarted:
+        await remove_containers(state_dir)
+        async with running(state_dir, profiles=profiles) as gateway:
+            await lost_once(gateway, gateway.sessions.find(OPERATOR, session.id))
+    assert await left_in_engine(state_dir) == []
+
+
+async def lost_once(gateway: Gateway, session: Session) -> None:
+    lost = await called(gateway, session, "bash", command="cat file")
+    assert (lost.status, lost.content) == ("sandbox_lost", ())
+    assert "its files are lost" in lost.text
+    assert (await called(gateway, session, "bash", command="ls")).status == "ok"
+    await gateway.close_session(session)
