@@ -13,6 +13,7 @@ from pathlib import Path
 from types import FunctionType
 from typing import Any, Final
 
+from gateway.approvals import Approvals, ApprovalTimes
 from gateway.errors import NotFound, SettingsError, StateError, Unprocessable
 from gateway.execution import CallRunner
 from gateway.gateway import Gateway, GatewayOptions, Profiles
@@ -324,13 +325,19 @@ async def built_gateway(settings: Settings, folder: Path, state: State) -> Async
     places = SandboxPlaces(settings.server.live_sandboxes)
     retention = settings.store.retention_hours * 3600
     journal = Journal.open(state.folder / "sandgate.db")
+    approvals = Approvals(
+        journal, ApprovalTimes(settings.server.approval_wait_seconds, settings.server.approval_expires_seconds)
+    )
     offload = Offload(rules, results, preview_characters=settings.offload.preview_chars, retention_seconds=retention)
     gateway = Gateway(
         journal=journal,
         sessions=Sessions(settings.server.sessions),
         places=places,
         profiles=ConfiguredProfiles(settings, folder, kinds, places, hooks, toolbox, results, journal),
-        runner=CallRunner(Pipeline(hooks), toolbox, offload, results, journal, SpoolFolder(state.folder / "spool")),
+        runner=CallRunner(
+            Pipeline(hooks), toolbox, approvals, offload, results, journal, SpoolFolder(state.folder / "spool")
+        ),
+        approvals=approvals,
         results=results,
         options=GatewayOptions(
             replay_seconds=settings.server.replay_seconds,

@@ -2,19 +2,40 @@
 
 import hashlib
 import logging
+import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Final
 
 import anyio
 
 from gateway.answer import build_result
+from gateway.approvals import Approvals
 from gateway.calls import ActiveCall
 from gateway.hooks.hook import HookContext
 from gateway.hooks.offload import Offload, Offloaded
+from gateway.hooks.permission import Ruling
 from gateway.hooks.registered import HookBroken
 from gateway.journal import Journal, Terminal
-from gateway.models import STREAMS, DecisionRecord, Fault, Stream, ToolCall, ToolResult
-from gateway.outcomes import failed_outcome, invalid, stopped_outcome, without_output
+from gateway.models import (
+    STREAMS,
+    Approval,
+    Arguments,
+    DecisionRecord,
+    Fault,
+    Question,
+    Stream,
+    ToolCall,
+    ToolResult,
+)
+from gateway.outcomes import (
+    denied_outcome,
+    failed_outcome,
+    invalid,
+    stopped_outcome,
+    unapproved_outcome,
+    without_output,
+)
 from gateway.pipeline import Pipeline, Stopped, Trail
 from gateway.results import SessionResults
 from gateway.sandbox_view import SandboxView
@@ -30,6 +51,7 @@ logger = logging.getLogger(__name__)
 
 HOOK_RESULT_BYTES = 1 << 20
 """How much of one stream a post hook sees in the result itself; the rest is in `ctx.body`."""
+DID_NOT_RUN: Final = frozenset({"skipped", "denied", "pending", "expired", "invalid", "hook"})
 OVERRUN_SECONDS = 5.0
 """A tool that should have ended by itself is cut off this long after its limit."""
 
@@ -48,11 +70,27 @@ class Body:
 
 
 @dataclass(frozen=True, slots=True)
+class Judged:
+    """What is to become of a call: `refused`, or asked about first, or it runs. `asked` are the arguments that it came
+    with, in our spelling."""
+
+    call: ToolCall
+    refused: Outcome | None = None
+    questions: tuple[Question, ...] = ()
+    asked: Arguments = field(default_factory=dict)
+
+    @property
+    def runs(self) -> bool:
+        return self.refused is None and not self.questions
+
+
+@dataclass(frozen=True, slots=True)
 class CallRunner:
     """Validation, hooks before, permission, the tool, hooks after, offloading; in this order, for every call."""
 
     pipeline: Pipeline
     toolbox: Toolbox
+    approvals: Approvals
     offload: Offload
     results: ResultStore
     journal: Journal
@@ -70,17 +108,25 @@ class CallRunner:
         return keep
 
     async def run(self, session: Session, active: ActiveCall, trail: Trail) -> Terminal:
-        outcome, call, failure = None, active.call, None
+        outcome, judged, failure = None, Judged(active.call), None
         with active.scope:
             async with session.parallel:
-                call, outcome, failure = await self._let_run(session, active, trail)
+                judged = await self._judged(session, active.call, trail)
+                if judged.runs:
+                    outcome, failure = await self._run_tool(session, active, judged.call, trail)
+            if judged.questions:  # what waits for a person takes no place of those that run
+                judged = await self._approved(session, judged, trail)
+                if judged.runs:
+                    async with session.parallel:
+                        outcome, failure = await self._run_tool(session, active, judged.call, trail)
+        call, outcome = judged.call, outcome or judged.refused
         if outcome is None:
             outcome = Outcome("cancelled", code="cancelled", message=active.reason)
         if call.arguments is not active.call.arguments:
             active.call = call
         result = await build_result(call, outcome, active.spools, HOOK_RESULT_BYTES)
         raw = _raw_digest(active.spools)
-        if outcome.status in ("skipped", "denied", "invalid", "hook"):
+        if outcome.status in DID_NOT_RUN:
             return Terminal(call, result, trail, raw)
         if failure is None:
             try:
@@ -90,47 +136,56 @@ class CallRunner:
                 failure = broken
         return await self._withheld(active, failure, trail, raw)
 
-    async def _let_run(
-        self, session: Session, active: ActiveCall, trail: Trail
-    ) -> tuple[ToolCall, Outcome, HookBroken | None]:
-        call = active.call
-        tool = self.toolbox.get(call.tool)
-        if tool is None or call.tool not in session.tool_names:
-            return (
+    async def _judged(self, session: Session, call: ToolCall, trail: Trail) -> "Judged":
+        """Validation, hooks before, permission."""
+        if self.toolbox.get(call.tool) is None or call.tool not in session.tool_names:
+            return Judged(
                 call,
                 invalid(
                     "unknown_tool",
                     f"no such tool: {call.tool[:200]}",
                     f"This session has: {', '.join(one.name for one in session.tools)}.",
                 ),
-                None,
             )
         if wrong := self.toolbox.wrong(call.tool, call.arguments):
-            return call, invalid("invalid_arguments", wrong, "See the tool's schema."), None
+            return Judged(call, invalid("invalid_arguments", wrong, "See the tool's schema."))
+        asked = call.arguments
         passed = await self.pipeline.before(
             self._hook_context(session, call), lambda new: self.toolbox.wrong(call.tool, new), trail
         )
-        call = call.model_copy(update={"arguments": passed.arguments})
+        if passed.arguments is not asked:
+            call = call.model_copy(update={"arguments": passed.arguments})
         if isinstance(passed, Stopped):
-            return call, stopped_outcome(passed), None
-        if session.permissions.decide(call.tool) == "deny":
-            trail.append(DecisionRecord(hook="permission", point="pre_tool_call", decision="deny"))
-            return (
-                call,
-                Outcome(
-                    "denied",
-                    code="permission_denied",
-                    message=f"not allowed here: {call.tool}",
-                    remedy="Do it another way, or ask the operator.",
-                ),
-                None,
-            )
-        outcome, failure = await self._run_tool(session, active, call, tool, trail)
-        return call, outcome, failure
+            return Judged(call, stopped_outcome(passed))
+        ruling = await session.permissions.decide(call.tool, asked, call.arguments)
+        if ruling.mode == "deny":
+            trail.append(_ruled(ruling))
+            return Judged(call, denied_outcome(call, ruling))
+        if ruling.mode == "ask":
+            trail.append(_ruled(ruling))
+            return Judged(call, questions=(*passed.questions, _question(call, ruling)), asked=asked)
+        return Judged(call, questions=passed.questions, asked=asked)
+
+    async def _approved(self, session: Session, judged: "Judged", trail: Trail) -> "Judged":
+        """Let a person decide; arguments that they edited are checked as the first ones were, hooks aside."""
+        started = time.perf_counter()
+        approval = await self.approvals.ask(judged.call, judged.asked, judged.questions)
+        trail.append(_answered(approval, started))
+        if approval.state != "allowed":
+            return Judged(judged.call, unapproved_outcome(approval))
+        if not isinstance(approval.edited_arguments, dict):
+            return Judged(judged.call)
+        call = judged.call.model_copy(update={"arguments": approval.edited_arguments})
+        if wrong := self.toolbox.wrong(call.tool, call.arguments):
+            return Judged(call, invalid("invalid_arguments", f"edited by {approval.id}: {wrong}", "Ask again."))
+        ruling = await session.permissions.decide(call.tool, call.arguments, call.arguments)
+        return Judged(call, denied_outcome(call, ruling) if ruling.mode == "deny" else None)
 
     async def _run_tool(
-        self, session: Session, active: ActiveCall, call: ToolCall, tool: Tool, trail: Trail
+        self, session: Session, active: ActiveCall, call: ToolCall, trail: Trail
     ) -> tuple[Outcome, HookBroken | None]:
+        tool = self.toolbox.get(call.tool)
+        assert tool is not None  # or it was refused
         ctx = self._hook_context(session, call)
         filters = {
             stream: one
@@ -228,6 +283,26 @@ class CallRunner:
             remedy="The output is withheld; the operator can read it.",
         )
         return Terminal(active.call, without_output(active.call, "hook", fault), trail, raw, rows)
+
+
+def _ruled(ruling: Ruling) -> DecisionRecord:
+    return DecisionRecord(hook="permission", point="pre_tool_call", decision=ruling.mode, reason=ruling.pattern)
+
+
+def _question(call: ToolCall, ruling: Ruling) -> Question:
+    rule = f", by the rule {ruling.pattern!r}" if ruling.pattern else ""
+    return Question(asked_by="permission", question=f"may {call.tool} run?{rule}")
+
+
+def _answered(approval: Approval, started: float) -> DecisionRecord:
+    edited = " (edited)" if approval.edited_arguments is not None else ""
+    return DecisionRecord(
+        hook="approval",
+        point="pre_tool_call",
+        decision=approval.state,
+        reason=f"{approval.id}{edited}" + (f": {approval.reason}" if approval.reason else ""),
+        duration_ms=round((time.perf_counter() - started) * 1000, 3),
+    )
 
 
 def _raw_digest(spools: Spools) -> str:

@@ -12,11 +12,15 @@ import anyio
 from anyio.abc import TaskGroup, TaskStatus
 from pydantic import ValidationError
 
+from gateway.approvals import Approvals
 from gateway.calls import ActiveCall
 from gateway.errors import Forbidden, NotFound, SandgateError, Unavailable, Unprocessable
 from gateway.execution import CallRunner
 from gateway.journal import Journal, SessionRow, Terminal
 from gateway.models import (
+    Approval,
+    ApprovalDecision,
+    Arguments,
     CallRecord,
     CallRequest,
     CloseReport,
@@ -39,6 +43,8 @@ logger = logging.getLogger(__name__)
 
 SWEEP_SECONDS = 1.0
 TIDY_SECONDS = 10.0
+NO_HOOKS = ("offload", "permission", "approval")
+"""Names in a call's trail that are parts of ours."""
 
 
 class Profiles:
@@ -82,6 +88,7 @@ class Gateway:
         places: SandboxPlaces,
         profiles: Profiles,
         runner: CallRunner,
+        approvals: Approvals,
         results: ResultStore,
         options: GatewayOptions,
     ) -> None:
@@ -90,6 +97,7 @@ class Gateway:
         self.places = places
         self.profiles = profiles
         self.runner = runner
+        self.approvals = approvals
         self.results = results
         self.options = options
         self.stopping = False
@@ -185,6 +193,7 @@ class Gateway:
         """Accept nothing more; let calls end for `stop_seconds`, or until `hurry`, then cancel them. Returns when all
         have ended."""
         self.stopping = True
+        self.approvals.release()
         running = [active for session in self.sessions for active in session.running.values()]
         with anyio.move_on_after(self.options.stop_seconds) as limit:
             async with anyio.create_task_group() as tasks:
@@ -288,6 +297,7 @@ class Gateway:
                 active.cancel("the session is closed")
             for active in running:
                 await active.done.wait()
+            await self.approvals.end_session(session.id)
             try:
                 report = await session.end(state, reason)
             except Exception as error:
@@ -415,12 +425,17 @@ class Gateway:
         )
         session.results_bytes += sum(row.bytes for row in end.results)
         result = self._recorded(end)
+        if active.keyed and result.status == "pending":
+            self._forget_key(active)
         session.ended(active)
         active.finish(result)
         if active.streamed or active.keyed:
             self._ended.append((anyio.current_time() + self.options.replay_seconds, session, active))
         else:
             active.discard()
+
+    def _forget_key(self, active: ActiveCall) -> None:
+        self._keyed = {key: value for key, value in self._keyed.items() if value[1] is not active}
 
     def _recorded(self, end: Terminal) -> ToolResult:
         """Write the terminal record; what could not be recorded is not answered as if it were."""
@@ -454,6 +469,30 @@ class Gateway:
     def session_results(self, principal: Principal, session: Session) -> SessionResults:
         return SessionResults(session.id, self.results, self.journal, operator=principal.role == "operator")
 
+    # approvals
+
+    async def decide_approval(self, id: str, decision: ApprovalDecision) -> Approval:
+        """Take a person's answer. Edited arguments are checked here as they are when they run, so that whoever edits
+        them sees what is wrong. Raises NotFound, Unprocessable."""
+        approval = await self.approvals.get(id)
+        if decision.decision == "allow" and decision.arguments is not None:
+            await self._check_edited(approval, decision.arguments)
+        return await self.approvals.decide(approval, decision)
+
+    async def _check_edited(self, approval: Approval, arguments: Arguments) -> None:
+        session = self.sessions.find(Principal("operator"), approval.session_id)
+        if self.runner.toolbox.get(approval.tool) is None:
+            raise Unprocessable(f"there is no tool {approval.tool} any more", "Deny it.")
+        if wrong := self.runner.toolbox.wrong(approval.tool, arguments):
+            raise Unprocessable(f"arguments: {wrong}", "See the tool's schema.")
+        ruling = await session.permissions.decide(approval.tool, arguments, arguments)
+        if ruling.mode == "deny":
+            raise Unprocessable(
+                f"arguments: denied by the profile's permission {ruling.pattern!r}",
+                "Edit them otherwise, or deny the call.",
+                code="permission_denied",
+            )
+
     # housekeeping
 
     async def _sweep(self) -> None:
@@ -479,7 +518,7 @@ class Gateway:
                 kept.append((until, session, active))
             else:
                 active.discard()
-                self._keyed = {key: value for key, value in self._keyed.items() if value[1] is not active}
+                self._forget_key(active)
         self._ended = kept
         if monotonic >= self._tidied + TIDY_SECONDS:
             self._tidied = monotonic
@@ -502,6 +541,7 @@ class Gateway:
                 logger.warning("expired result %s of %s not deleted: %s", row.key, row.session_id, error)
                 continue
             self.journal.mark_deleted([row], now)
+        await self.approvals.expire_due()
         self.sessions.forget(await self.journal.tidy(now - self.options.records_seconds))
 
     def _check_running(self) -> None:
@@ -536,5 +576,5 @@ def _fingerprint(request: CallRequest) -> str:
 
 
 def _names(trail: Trail) -> tuple[str, ...]:
-    hooks = [one.hook for one in trail if one.hook not in ("offload", "permission") and one.decision != "continue"]
+    hooks = [one.hook for one in trail if one.hook not in NO_HOOKS and one.decision != "continue"]
     return tuple(dict.fromkeys(hooks))

@@ -21,7 +21,21 @@ import anyio.to_thread
 from pydantic import JsonValue, TypeAdapter
 
 from gateway.errors import StateError, Unavailable
-from gateway.models import CallRecord, CloseReport, DecisionRecord, Fault, Reference, SessionState, ToolCall, ToolResult
+from gateway.models import (
+    Approval,
+    ApprovalScope,
+    ApprovalState,
+    Arguments,
+    CallRecord,
+    CloseReport,
+    DecisionRecord,
+    Fault,
+    Question,
+    Reference,
+    SessionState,
+    ToolCall,
+    ToolResult,
+)
 
 MAX_ARGUMENTS_BYTES: Final = 64 * 1024
 KEPT_ARGUMENTS_CHARACTERS: Final = 4 * 1024
@@ -31,7 +45,9 @@ P = ParamSpec("P")
 T = TypeVar("T")
 _FINISH: Final = (
     "UPDATE calls SET finished = ?, status = ?, arguments = ?, exit_code = ?, error = ?, raw_digest = ?,"
-    " final_digest = ?, decisions = ?, answer = ? WHERE session_id = ? AND id = ? AND finished IS NULL"
+    " final_digest = ?, decisions = ?, answer = ?,"
+    " idempotency_key = CASE ? WHEN 'pending' THEN NULL ELSE idempotency_key END"
+    " WHERE session_id = ? AND id = ? AND finished IS NULL"
 )
 _ADD_RESULT: Final = (
     "INSERT INTO results (session_id, key, call_id, stream, bytes, media_type, sha256, created, expires, deleted,"
@@ -39,6 +55,12 @@ _ADD_RESULT: Final = (
     " :deleted, :withheld)"
 )
 _DECISIONS: Final = TypeAdapter(tuple[DecisionRecord, ...])
+_INTERRUPTED: Final = Fault(
+    code="interrupted",
+    message="the gateway stopped while this call ran",
+    remedy="Whether it had effects is not known; look before you repeat it.",
+)
+_QUESTIONS: Final = TypeAdapter(tuple[Question, ...])
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +128,7 @@ class Journal:
         self._writer = writer
         self._reader = reader
         self._reading = anyio.CapacityLimiter(1)
+        self._revision = 0
 
     @classmethod
     def open(cls, path: Path) -> Self:
@@ -123,9 +146,10 @@ class Journal:
             self._writer.execute("BEGIN IMMEDIATE")
             self._writer.executemany(statement, rows)
 
-    def _write_one(self, statement: str, row: Mapping[str, Any] | Sequence[Any]) -> None:
+    def _write_one(self, statement: str, row: Mapping[str, Any] | Sequence[Any]) -> int:
+        """Returns how many rows it changed."""
         with _writing():
-            self._writer.execute(statement, row)  # one statement is a transaction of its own
+            return self._writer.execute(statement, row).rowcount  # one statement is a transaction of its own
 
     async def _read(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         return await anyio.to_thread.run_sync(functools.partial(work, *args, **kwargs), limiter=self._reading)
@@ -226,6 +250,7 @@ class Journal:
             hashlib.sha256(answer.encode()).hexdigest(),
             _DECISIONS.dump_json(tuple(end.decisions)).decode(),
             answer if end.keep_answer else None,
+            result.status,
             call.session_id,
             call.id,
         )
@@ -238,29 +263,17 @@ class Journal:
             self._writer.executemany(_ADD_RESULT, [asdict(one) for one in end.results])
 
     def interrupt_unfinished(self) -> int:
-        """End what an earlier process left running as `interrupted`; returns how many calls that were."""
-        left = self._writer.execute("SELECT * FROM calls WHERE finished IS NULL").fetchall()
-        fault = Fault(
-            code="interrupted",
-            message="the gateway stopped while this call ran",
-            remedy="Whether it had effects is not known; look before you repeat it.",
-        )
-        ends = [
-            (
-                time.time(),
-                fault.model_dump_json(),
-                ToolResult(
-                    id=row["id"], call_id=row["call_id"], tool=row["tool"], status="interrupted", error=fault
-                ).model_dump_json(),
-                row["session_id"],
-                row["id"],
-            )
-            for row in left
-        ]
+        """End what an earlier process left running as `interrupted`, or as `pending` where it waited for an approval
+        and so did not run; returns how many calls that were."""
+        left = self._writer.execute(
+            "SELECT calls.id, calls.session_id, calls.call_id, calls.tool, idempotency_key, number FROM calls"
+            " LEFT JOIN approvals ON approvals.session_id = calls.session_id AND approvals.call_id = calls.id"
+            " AND approvals.used IS NULL WHERE calls.finished IS NULL"
+        ).fetchall()
         self._write(
-            "UPDATE calls SET finished = ?, status = 'interrupted', error = ?, answer = ?, decisions = '[]'"
+            "UPDATE calls SET finished = ?, status = ?, error = ?, answer = ?, idempotency_key = ?, decisions = '[]'"
             " WHERE session_id = ? AND id = ?",
-            ends,
+            [_interrupted(row) for row in left],
         )
         return len(left)
 
@@ -339,6 +352,130 @@ class Journal:
             references=references,
         )
 
+    # approvals
+
+    def add_approval(
+        self, call: ToolCall, digest: str, original: Arguments, questions: Sequence[Question], expires: float
+    ) -> str:
+        """Note that somebody must decide; the arguments are kept whole until then. Returns its id."""
+        arguments = json.dumps(call.arguments)
+        with _writing():
+            number = self._writer.execute(
+                "INSERT INTO approvals (session_id, call_id, tool, digest, arguments, original_arguments, questions,"
+                " created, expires, revision) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                (
+                    call.session_id,
+                    call.id,
+                    call.tool,
+                    digest,
+                    arguments,
+                    "null" if original == call.arguments else _bounded(original),
+                    _QUESTIONS.dump_json(tuple(questions)).decode(),
+                    time.time(),
+                    expires,
+                    self._next_revision(),
+                ),
+            ).lastrowid
+        assert number is not None  # of an INSERT
+        return _approval_id(number)
+
+    async def approval(self, id: str) -> Approval | None:
+        found = await self._read(self._approvals, "number = ?", _number(id))
+        return found[0] if found else None
+
+    async def approvals_of(self, session_id: str, tool: str, digest: str) -> list[Approval]:
+        """Those that a call may still use, grants for the session first, then the oldest first."""
+        return await self._read(
+            self._approvals,
+            "session_id = ? AND tool = ? AND digest = ? AND (used IS NULL OR (state, scope) = ('allowed', 'session'))"
+            " ORDER BY scope DESC, number",
+            session_id,
+            tool,
+            digest,
+        )
+
+    async def approvals(self, state: ApprovalState | None, after: int, limit: int) -> list[Approval]:
+        """In order of their last change, those with a revision over `after`; long arguments shortened."""
+        return await self._read(
+            lambda: self._approvals(
+                "(? IS NULL OR state = ?) AND revision > ? ORDER BY revision LIMIT ?",
+                state,
+                state,
+                after,
+                limit,
+                shorten=True,
+            )
+        )
+
+    def claim_approval(self, id: str, call_id: str) -> None:
+        """Note which call waits for it now."""
+        self._write_one("UPDATE approvals SET call_id = ? WHERE number = ?", (call_id, _number(id)))
+
+    def decide_approval(
+        self,
+        approval: Approval,
+        state: ApprovalState,
+        *,
+        scope: ApprovalScope = "once",
+        edited: Arguments | None = None,
+        reason: str = "",
+    ) -> bool:
+        """Decide one that waits, once; False where it was decided already, or had expired by now."""
+        now = time.time()
+        changed = self._write_one(
+            "UPDATE approvals SET state = ?, scope = ?, edited_arguments = ?, reason = ?, arguments = ?, decided = ?,"
+            " revision = ? WHERE number = ? AND state = 'waiting' AND expires > ?",
+            (
+                state,
+                scope,
+                json.dumps(edited),
+                reason,
+                _bounded(approval.arguments),
+                now,
+                self._next_revision(),
+                _number(approval.id),
+                now,
+            ),
+        )
+        return changed == 1
+
+    def use_approval(self, id: str) -> bool:
+        """Give what was decided to a call; False where another call has it. A grant for the session serves many."""
+        changed = self._write_one(
+            "UPDATE approvals SET used = COALESCE(used, ?), revision = ? WHERE number = ?"
+            " AND state != 'waiting' AND (used IS NULL OR scope = 'session')",
+            (time.time(), self._next_revision(), _number(id)),
+        )
+        return changed == 1
+
+    def expire_approvals(self, approvals: Sequence[Approval], *, used: bool) -> None:
+        """End those that nobody decided. `used` where no call will ask how they ended."""
+        now = time.time()
+        self._write(
+            "UPDATE approvals SET state = 'expired', used = ?, arguments = ?, revision = ?"
+            " WHERE number = ? AND state = 'waiting'",
+            [
+                (now if used else None, _bounded(one.arguments), self._next_revision(), _number(one.id))
+                for one in approvals
+            ],
+        )
+
+    async def approvals_due(self, now: float) -> list[Approval]:
+        """Those that nobody decided in time."""
+        return await self._read(self._approvals, "state = 'waiting' AND expires <= ?", now)
+
+    async def approvals_waiting(self, session_id: str) -> list[Approval]:
+        return await self._read(self._approvals, "state = 'waiting' AND session_id = ?", session_id)
+
+    def _approvals(self, condition: str, *values: Any, shorten: bool = False) -> list[Approval]:
+        rows = self._reader.execute(f"SELECT * FROM approvals WHERE {condition}", values)  # noqa: S608
+        return [_approval(row, shorten=shorten) for row in rows]  # the conditions are those above
+
+    def _next_revision(self) -> int:
+        """Microseconds since 1970, each given once: they grow over restarts and removals too."""
+        self._revision = max(self._revision + 1, int(time.time() * 1_000_000))
+        return self._revision
+
     # results
 
     def add_result(self, row: ResultRow) -> None:
@@ -414,6 +551,52 @@ def _session(row: sqlite3.Row) -> SessionRow:
     values = dict(row)
     report = values.pop("close_report")
     return SessionRow(**values, close_report=CloseReport.model_validate_json(report) if report else None)
+
+
+def pending_fault(approval_id: str) -> Fault:
+    """What the agent is told of a call that waits for a decision."""
+    return Fault(
+        code="approval_pending",
+        message=f"this needs an approval, and nobody has decided yet: {approval_id}",
+        remedy="Make the same call again, unchanged: it waits for the decision, and runs once it is allowed.",
+    )
+
+
+def _interrupted(row: sqlite3.Row) -> tuple[Any, ...]:
+    """How a call that a dead process left ends."""
+    if row["number"] is not None:
+        status, fault, key = "pending", pending_fault(_approval_id(row["number"])), None
+    else:
+        status, fault, key = "interrupted", _INTERRUPTED, row["idempotency_key"]
+    answer = ToolResult.model_validate(
+        {"id": row["id"], "call_id": row["call_id"], "tool": row["tool"], "status": status, "error": fault}
+    )
+    end = (time.time(), status, fault.model_dump_json(), answer.model_dump_json(), key)
+    return (*end, row["session_id"], row["id"])
+
+
+def _approval_id(number: int) -> str:
+    return f"a-{number:04d}"
+
+
+def _number(approval_id: str) -> int:
+    """The number in an id, or one that nothing has."""
+    digits = approval_id.removeprefix("a-")
+    return int(digits) if digits.isascii() and digits.isdigit() and len(digits) < 19 else -1
+
+
+def _approval(row: sqlite3.Row, *, shorten: bool) -> Approval:
+    values = dict(row)
+    del values["digest"]
+    number, arguments = values.pop("number"), json.loads(values.pop("arguments"))
+    return Approval(
+        id=_approval_id(number),
+        arguments=json.loads(_bounded(arguments)) if shorten else arguments,
+        original_arguments=json.loads(values.pop("original_arguments")),
+        edited_arguments=json.loads(values.pop("edited_arguments")),
+        questions=_QUESTIONS.validate_json(values.pop("questions")),
+        **values,
+    )
 
 
 def _bounded(arguments: JsonValue) -> str:

@@ -26,14 +26,42 @@ def rank(tool: str, patterns: Sequence[str]) -> int | None:
 
 def glob_matches(path: str, pattern: str) -> bool:
     """Whether a relative path matches: `*` and `?` within a name, `**` for any number of folders."""
-    return _parts_match(path.split("/"), pattern.split("/"))
+    return _parts_match(path.split("/"), pattern.split("/"), "**")
 
 
-def _parts_match(path: Sequence[str], pattern: Sequence[str]) -> bool:
-    reachable = {0}
-    for part in pattern:
-        if part == "**":
-            reachable = set(range(min(reachable, default=len(path) + 1), len(path) + 1))
+def words_match(words: Sequence[str | None], pattern: Sequence[str]) -> bool:
+    """Whether a command matches word by word; a `*` of its own stands for any number of words, none included.
+
+    A word that is None is not known: it may be any number of words, and matches what they could.
+    """
+    return _parts_match(words, pattern, "*")
+
+
+def _parts_match(parts: Sequence[str | None], pattern: Sequence[str], many: str) -> bool:
+    reachable = _over_unknown(parts, {0})
+    for one in pattern:
+        if one == many:
+            reachable = set(range(min(reachable, default=len(parts) + 1), len(parts) + 1))
         else:
-            reachable = {at + 1 for at in reachable if at < len(path) and fnmatchcase(path[at], part)}
-    return len(path) in reachable or (bool(pattern) and pattern[-1] == "**" and bool(reachable))
+            reachable = _over_unknown(
+                parts, {after for at in reachable if (after := _step(parts, at, one)) is not None}
+            )
+    return len(parts) in reachable
+
+
+def _step(parts: Sequence[str | None], at: int, pattern: str) -> int | None:
+    """Where one part of the pattern leads from a place; None where it does not fit."""
+    if at == len(parts):
+        return None
+    part = parts[at]
+    if part is None:
+        return at
+    return at + 1 if fnmatchcase(part, pattern) else None
+
+
+def _over_unknown(parts: Sequence[str | None], places: set[int]) -> set[int]:
+    """The places, and those behind parts that may be nothing."""
+    for at in range(len(parts)):
+        if at in places and parts[at] is None:
+            places.add(at + 1)
+    return places

@@ -258,6 +258,56 @@ class DecisionRecord(Wire):
     duration_ms: float = 0.0
 
 
+class Question(Wire):
+    """What a hook, or the permission rules, want a person to decide."""
+
+    asked_by: str
+    question: str
+
+
+ApprovalState = Literal["waiting", "allowed", "denied", "expired"]
+ApprovalScope = Literal["once", "session"]
+
+
+class Approval(Wire):
+    """A call that a person must let run. It stands for one session, tool and final arguments, whichever call asks.
+
+    `arguments` are whole while it waits, then as in a CallRecord; `original_arguments` are there where a hook changed
+    them. Times in seconds since 1970: after `expires` nobody can decide, `used` says when a call got the decision.
+    `revision` grows with every change of any approval.
+    """
+
+    id: str
+    session_id: str
+    call_id: str
+    tool: str
+    arguments: JsonValue
+    original_arguments: JsonValue = None
+    questions: tuple[Question, ...]
+    state: ApprovalState
+    scope: ApprovalScope = "once"
+    edited_arguments: JsonValue = None
+    reason: str = ""
+    created: float
+    expires: float
+    decided: float | None = None
+    used: float | None = None
+    revision: int
+
+
+class ApprovalDecision(Wire):
+    """An answer: only `"allow"` lets the call run, any other `decision` is a rejection.
+
+    With `scope` = `session` the same call of the session asks no more. `arguments` run in the place of those that were
+    asked about; the agent is told `reason`.
+    """
+
+    decision: JsonValue
+    scope: ApprovalScope = "once"
+    arguments: Arguments | None = None
+    reason: Annotated[str, Field(max_length=2000)] = ""
+
+
 class CallRecord(Wire):
     """One call in the journal; `arguments` over 64 KiB appear as digest, size and the first 4 KiB."""
 

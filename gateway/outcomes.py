@@ -4,7 +4,9 @@ import errno
 import logging
 
 from gateway.errors import Problem, SandgateError, Unavailable, Unprocessable
-from gateway.models import Fault, ToolCall, ToolResult
+from gateway.hooks.permission import Ruling
+from gateway.journal import pending_fault
+from gateway.models import Approval, Fault, ToolCall, ToolResult
 from gateway.pipeline import Stopped
 from gateway.tools.tool import Outcome
 from sandboxes import (
@@ -49,6 +51,44 @@ def stopped_outcome(stopped: Stopped) -> Outcome:
                 message=f"the tool did not run, a hook broke: {stopped.reason}",
                 remedy='Mend the hook, or declare it on_failure = "open".',
             )
+
+
+def denied_outcome(call: ToolCall, ruling: Ruling) -> Outcome:
+    rule = f" by the rule {ruling.pattern!r}" if ruling.pattern else ""
+    return Outcome(
+        "denied",
+        code="permission_denied",
+        message=f"not allowed here{rule}: {call.tool}" if rule else f"not allowed here: {call.tool}",
+        remedy="Do it another way, or ask the operator.",
+    )
+
+
+def unapproved_outcome(approval: Approval) -> Outcome:
+    """What a call is told that asked and may not run, or not yet."""
+    match approval.state:
+        case "waiting":
+            fault = pending_fault(approval.id)
+            return Outcome(
+                "pending",
+                code=fault.code,
+                message=fault.message,
+                remedy=fault.remedy,
+                structured={"approval_id": approval.id},
+            )
+        case "expired":
+            return Outcome(
+                "expired",
+                code="approval_expired",
+                message=f"nobody decided in time: {approval.id}",
+                remedy="That is no rejection; the same call asks again.",
+            )
+    why = f": {approval.reason}" if approval.reason else ""
+    return Outcome(
+        "denied",
+        code="approval_denied",
+        message=f"a person rejected this ({approval.id}){why}",
+        remedy="Do it another way.",
+    )
 
 
 def failed_outcome(error: Exception, call: ToolCall) -> Outcome:

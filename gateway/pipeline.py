@@ -19,10 +19,10 @@ from anyio.streams.memory import MemoryObjectReceiveStream
 from pydantic import TypeAdapter, ValidationError
 
 from gateway.errors import SettingsError
-from gateway.hooks.hook import FILTER, After, Before, Continue, Hook, HookContext, Skip
+from gateway.hooks.hook import FILTER, After, Ask, Before, Continue, Hook, HookContext, Skip
 from gateway.hooks.registered import HookBroken, Registered
 from gateway.matching import matches
-from gateway.models import Arguments, DecisionRecord, Stream, ToolResult
+from gateway.models import Arguments, DecisionRecord, Question, Stream, ToolResult
 from sandboxes import Sink
 
 logger = logging.getLogger(__name__)
@@ -38,9 +38,10 @@ Decision = TypeVar("Decision")
 
 @dataclass(frozen=True, slots=True)
 class Passed:
-    """The chain went to its end; `arguments` are the last ones."""
+    """The chain went to its end; `arguments` are the last ones, `questions` what hooks want a person to decide."""
 
     arguments: Arguments
+    questions: tuple[Question, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +100,7 @@ class Pipeline:
 
     async def before(self, ctx: HookContext, validate: Validate, trail: Trail) -> Passed | Stopped:
         """Run `pre_tool_call` of every matching hook; `validate` names what is wrong with rewritten arguments."""
+        questions: tuple[Question, ...] = ()
         for one in self.matching(ctx.call.tool, "pre_tool_call"):
             own = _own(ctx)
             try:
@@ -108,11 +110,13 @@ class Pipeline:
             match decision:
                 case Skip(reason):
                     return Stopped("skipped", reason, ctx.call.arguments)
+                case Ask(question):
+                    questions += (Question(asked_by=one.name, question=question),)
                 case Continue(arguments=dict() as arguments):
                     ctx = replace(ctx, call=ctx.call.model_copy(update={"arguments": arguments}))
                     if wrong := validate(arguments):
                         return Stopped("invalid", f"{one.name} rewrote the arguments: {wrong}", arguments)
-        return Passed(ctx.call.arguments)
+        return Passed(ctx.call.arguments, questions)
 
     async def after(self, ctx: HookContext, result: ToolResult, trail: Trail) -> ToolResult:
         """Run `post_tool_call` of every matching hook, each on the result of the one before. Raises HookBroken."""
@@ -173,13 +177,13 @@ async def _asked(
         if one.on_failure == "open" and (unchanged := check(Continue())) is not None:
             return unchanged
         raise
-    trail.append(_record(one.name, point, _word(decision), getattr(decision, "reason", ""), started))
+    trail.append(_record(one.name, point, _word(decision), _reason(decision), started))
     return decision
 
 
 def _shown(answer: Any) -> str:
     kind = type(answer)
-    return f"{kind.__name__} with these values" if kind in (Continue, Skip) else kind.__name__
+    return f"{kind.__name__} with these values" if kind in (Continue, Skip, Ask) else kind.__name__
 
 
 def _before(answer: Any) -> Before | None:
@@ -193,6 +197,8 @@ def _before(answer: Any) -> Before | None:
                 return None
         case Skip(reason=str() as reason):
             return Skip(reason[:MOST_REASON]) if reason.strip() else Skip()
+        case Ask(question=str() as question):
+            return Ask(question[:MOST_REASON]) if question.strip() else Ask()
     return None
 
 
@@ -213,6 +219,13 @@ def _word(decision: object) -> str:
     if isinstance(decision, Continue):
         return "continue" if decision == Continue() else "rewrite"
     return type(decision).__name__.lower()
+
+
+def _reason(decision: object) -> str:
+    match decision:
+        case Skip(text) | Ask(text):
+            return text
+    return ""
 
 
 def _record(hook: str, point: str, decision: str, reason: str, started: float) -> DecisionRecord:

@@ -28,7 +28,7 @@ from pydantic_settings import (
 )
 
 from gateway.errors import SettingsError
-from gateway.hooks.permission import Mode, PermissionPolicy
+from gateway.hooks.permission import MODES, PermissionPolicy
 from gateway.models import LEAST_CPUS, LEAST_MEMORY, LEAST_OPEN_FILES, Network, Wire
 
 PREFIX: Final = "SANDGATE_"
@@ -91,6 +91,8 @@ class Server(Wire):
     upload: ByteSize = ByteSize(2 << 30)
     replay_seconds: Seconds = 10
     stop_seconds: Seconds = 10
+    approval_wait_seconds: Seconds = 55
+    approval_expires_seconds: Seconds = 3600
 
 
 class Agent(Wire):
@@ -267,10 +269,10 @@ class Settings(BaseSettings):
     @model_validator(mode="after")
     def _names_exist(self) -> Self:
         for name, profile in self.profiles.items():
-            if profile.permission not in ("auto", "deny") and profile.permission not in self.permissions:
+            if profile.permission not in MODES and profile.permission not in self.permissions:
                 raise ValueError(
                     f"profiles.{name}.permission: no such permission {profile.permission!r}"
-                    f"{nearest(profile.permission, ['auto', 'deny', *self.permissions])}"
+                    f"{nearest(profile.permission, [*MODES, *self.permissions])}"
                 )
         for profile_name in self.agent.profiles:
             if profile_name not in self.profiles:
@@ -281,8 +283,9 @@ class Settings(BaseSettings):
 
     def policy(self, profile: Profile) -> PermissionPolicy:
         """What the profile's `permission` stands for."""
-        mode: Mode | None = "auto" if profile.permission == "auto" else "deny" if profile.permission == "deny" else None
-        return PermissionPolicy(otherwise=mode) if mode else self.permissions[profile.permission]
+        if profile.permission in MODES:
+            return PermissionPolicy.model_validate({"otherwise": profile.permission})
+        return self.permissions[profile.permission]
 
 
 def load_settings(file: Path | None = None) -> tuple[Settings, Path]:

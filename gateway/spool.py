@@ -32,7 +32,7 @@ class Spool:
         self._file: int | None = None
         self._beyond = bytearray()
         self._hash = hashlib.sha256()
-        self._changed = anyio.Event()
+        self._changed: anyio.Event | None = None
         self.kept = 0
         self.total = 0
         self.closed = False
@@ -79,8 +79,9 @@ class Spool:
         self._hash.update(chunk)
 
     def _announce(self) -> None:
-        event, self._changed = self._changed, anyio.Event()
-        event.set()
+        event, self._changed = self._changed, None
+        if event is not None:
+            event.set()
 
     def end(self) -> None:
         """Say that nothing more will come; readers at the end are told."""
@@ -99,6 +100,7 @@ class Spool:
     async def more(self, seen: int) -> None:
         """Wait until more than `seen` bytes are kept, or the stream has ended."""
         while self.kept <= seen and not self.closed:
+            self._changed = self._changed or anyio.Event()
             await self._changed.wait()
 
     async def head_and_tail(self, limit: int) -> tuple[bytes, bytes]:

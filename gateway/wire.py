@@ -5,7 +5,7 @@ Here stands what only the HTTP transport answers and its client reads; what the 
 
 from typing import Any, Literal
 
-from gateway.models import CallRecord, Reference, SessionRecord, Stream, Wire
+from gateway.models import Approval, CallRecord, Reference, SessionRecord, Stream, Wire
 
 
 class SessionList(Wire):
@@ -28,6 +28,12 @@ class CallList(Wire):
     """Calls in order; ask again with `after` = the last `sequence` for more."""
 
     calls: tuple[CallRecord, ...]
+
+
+class ApprovalList(Wire):
+    """Approvals in the order of their last change; ask again with `after` = the last `revision` for more."""
+
+    approvals: tuple[Approval, ...]
 
 
 class Cancelled(Wire):

@@ -27,6 +27,8 @@ ABOUT: Final = {
     "server.upload": "largest file or archive, streamed",
     "server.replay_seconds": "how long a stream can be taken up again",
     "server.stop_seconds": "how long calls may go on at a stop",
+    "server.approval_wait_seconds": "how long a call is held while a person decides; then it ends `pending`",
+    "server.approval_expires_seconds": "how long a person may take at all",
     "agent": "What the agent's token may do; the operator's may do everything.",
     "agent.profiles": "opens sessions of these profiles",
     "mcp": "Agents that speak MCP, at /mcp.",
@@ -37,7 +39,7 @@ ABOUT: Final = {
     "profiles.workspace": "of kind docker: memory (sized, lost with its container) | disk (stays, not sized)",
     "profiles.tools": "names or globs",
     "profiles.network": "the only choice in this version",
-    "profiles.permission": "auto | deny | a table [permissions.NAME]",
+    "profiles.permission": "auto | ask | deny | a table [permissions.NAME]",
     "profiles.env": "variables in the sandbox, beside PATH and HOME",
     "profiles.env_from_caller": "names that a session may set itself",
     "profiles.read_only": "host paths shown inside at the same place",
@@ -58,7 +60,7 @@ ABOUT: Final = {
     "profiles.limits.output": "kept of one stream in an answer; the rest is stored or counted",
     "profiles.limits.parallel_calls": "more wait for their turn",
     "profiles.limits.results_size": "what a session may store",
-    "permissions": "Rules over tools; the first that matches decides. Advice: the sandbox is the boundary.",
+    "permissions": "Rules over calls; the first that matches the tool decides. Advice: the sandbox is the boundary.",
     "store": "Where large results are kept.",
     "store.uri": "any writable fsspec URI",
     "store.options": "for the file system; credentials better come from the environment",
@@ -72,8 +74,11 @@ ABOUT: Final = {
 EXAMPLES: Final = {
     "permissions": """\
 # [permissions.careful]
-# otherwise = "auto"
-# rules = [{ tools = ["bash", "python"], otherwise = "deny" }]
+# otherwise = "auto"            # what no rule decides: auto | ask (a person decides) | deny
+# rules = [                     # inside a rule deny, then ask, then allow, else its `otherwise`
+#   { tools = ["bash"], deny = ["curl *"], ask = ["git push *"] },
+#   { tools = ["write_file", "edit_file"], ask = [{ file_path = "*.env" }] },
+# ]
 """,
     "hooks": """\
 # [[hooks]]

@@ -14,6 +14,7 @@ from sandboxes import Executed
 Input = TypeVar("Input", bound=SessionInput)
 
 NO_REASON = "skipped by a hook that gave no reason"
+NO_QUESTION = "may this run?"
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,14 @@ class Skip:
     """Do not run the tool; the reason is what the agent reads. The call's status is `skipped`, not an error."""
 
     reason: str = NO_REASON
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Let a person decide. The hooks after it still run; then one approval shows the final arguments and all questions.
+    Only before a tool."""
+
+    question: str = NO_QUESTION
 
 
 class HookSandbox(Protocol):
@@ -98,7 +107,7 @@ class HookContext:
     body: Body | None = None
 
 
-Before = Continue | Skip
+Before = Continue | Skip | Ask
 """What `pre_tool_call` may answer."""
 After = Continue
 """What `post_tool_call` may answer."""

@@ -54,3 +54,27 @@ CREATE TABLE results (
     withheld   INTEGER NOT NULL DEFAULT 0,
     PRIMARY KEY (session_id, key)
 ) STRICT, WITHOUT ROWID;
+
+CREATE TABLE approvals (
+    number             INTEGER PRIMARY KEY AUTOINCREMENT,
+    session_id         TEXT NOT NULL REFERENCES sessions (id) ON DELETE CASCADE,
+    call_id            TEXT NOT NULL,
+    tool               TEXT NOT NULL,
+    digest             TEXT NOT NULL,
+    arguments          TEXT NOT NULL,
+    original_arguments TEXT NOT NULL,
+    questions          TEXT NOT NULL,
+    state              TEXT NOT NULL DEFAULT 'waiting',
+    scope              TEXT NOT NULL DEFAULT 'once',
+    edited_arguments   TEXT NOT NULL DEFAULT 'null',
+    reason             TEXT NOT NULL DEFAULT '',
+    created            REAL NOT NULL,
+    expires            REAL NOT NULL,
+    decided            REAL,
+    used               REAL,
+    revision           INTEGER NOT NULL
+) STRICT;
+
+CREATE INDEX approvals_by_call ON approvals (session_id, tool, digest);
+CREATE INDEX approvals_by_revision ON approvals (revision);
+CREATE INDEX approvals_waiting ON approvals (expires) WHERE state = 'waiting';

@@ -154,6 +154,8 @@ def test_init_examples_are_valid_when_their_marks_are_removed(tmp_path: Path) ->
                 "# on_fail",
                 "# descr",
                 "# uri",
+                "#   {",
+                "# ]",
             )
         )
         else line

@@ -7,6 +7,7 @@ from typing import Annotated
 from fastapi import Depends, FastAPI, Request
 from starlette.routing import Route
 
+from gateway.errors import Forbidden
 from gateway.gateway import Gateway
 from gateway.principals import Principal, Tokens, digest
 from gateway.sessions import Session
@@ -18,13 +19,13 @@ from gateway.transports.http.problems import install_problem_handlers
 
 def create_app(gateway: Gateway, tokens: Tokens, settings: Settings, port: int, mcp: McpRoute) -> App:
     """The whole transport, guarded; `port` is the one it is served on (for the Origin check)."""
-    from gateway.transports.http import calls, files, health, results, sessions
+    from gateway.transports.http import approvals, calls, files, health, results, sessions
 
     app = FastAPI(title="sandgate", version=version("sandgate"), docs_url=None, redoc_url=None)
     app.state.gateway = gateway
     server = settings.server
     app.state.upload_bytes = int(server.upload)
-    for module in (calls, files, results, sessions, health):  # tried in this order, the busiest first
+    for module in (calls, files, results, sessions, approvals, health):  # tried in this order, the busiest first
         app.include_router(module.router)
     for path in MCP_PATHS:
         app.router.routes.append(Route(path, endpoint=mcp))
@@ -56,6 +57,14 @@ async def the_gateway(request: Request) -> Gateway:  # async: FastAPI runs sync 
 async def the_principal(request: Request) -> Principal:
     """Put there by the guard; a route that the guard let through without one has none to give."""
     principal: Principal = request.scope["principal"]
+    return principal
+
+
+async def the_operator(request: Request) -> Principal:
+    """Who asks, where that is the operator."""
+    principal = await the_principal(request)
+    if principal.role != "operator":
+        raise Forbidden("only the operator sees and decides approvals", "Use the operator's token.")
     return principal
 
 
