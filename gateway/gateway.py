@@ -231,7 +231,11 @@ class Gateway:
         if principal.role == "session":
             raise Forbidden("a session's token opens no sessions", "Use the agent's token.")
         if not self.profiles.granted(principal, request.profile):
-            raise NotFound("no such profile", "Name a profile that this token is granted.", code="no_such_profile")
+            raise NotFound(
+                f"no such profile {request.profile[:100]!r}",
+                "Name a profile that this token is granted.",
+                code="no_such_profile",
+            )
         self.sessions.check_room()
         now, token = time.time(), new_token("session")
         row = SessionRow(

@@ -1,12 +1,13 @@
 """Settings: sandgate.toml and the environment, read once, frozen. Unknown names are refused, naming the nearest."""
 
 import difflib
+import json
 import os
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self, TypeGuard, get_origin
 
 import platformdirs
 from pydantic import (
@@ -300,7 +301,7 @@ def load_settings(file: Path | None = None) -> tuple[Settings, Path]:
         file = Path(CONFIG_NAME)
     if file is not None:
         _readable_toml(file)
-    _refuse_unknown_variables(os.environ)
+    _check_variables(os.environ)
     try:
         settings = Settings(**{FILE_ARGUMENT: file})  # type: ignore[arg-type]  # taken out again by the sources
         return settings, (file.parent if file else Path()).resolve()
@@ -321,64 +322,95 @@ def _readable_toml(file: Path) -> None:
         ) from error
 
 
-def _refuse_unknown_variables(environment: Mapping[str, str]) -> None:
-    sections = {f"{PREFIX}{name.upper()}" for name in Settings.model_fields}
-    for name in environment:
-        if not name.startswith(PREFIX) or name in OUTSIDE_VARIABLES or name.startswith("SANDGATE_TEST_"):
-            continue
-        section, *keys = name.split("__")
-        if section not in sections:
+def set_by_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables that set something, and the dotted key that each sets, in lower case."""
+    keys = {
+        name: name.removeprefix(PREFIX).lower().replace("__", ".") for name in environment if name.startswith(PREFIX)
+    }
+    return {name: key for name, key in keys.items() if key.partition(".")[0] in Settings.model_fields}
+
+
+def _check_variables(environment: Mapping[str, str]) -> None:
+    known = set_by_variables(environment)
+    for name, value in environment.items():
+        if name in known:
+            _check_variable(name, value, known[name].split("."))
+        elif name.startswith(PREFIX) and name not in OUTSIDE_VARIABLES and not name.startswith("SANDGATE_TEST_"):
             raise SettingsError(
                 f"environment: no such variable {name}{nearest(name, _known_variables())}",
                 "Unset it, or spell it right: SANDGATE_<SECTION>__<KEY>.",
             )
-        _refuse_unknown_keys(name, Settings.model_fields[section.removeprefix(PREFIX).lower()].annotation, keys)
 
 
-def _refuse_unknown_keys(variable: str, model: Any, keys: list[str]) -> None:
+def _check_variable(variable: str, value: str, keys: list[str]) -> None:
+    model: Any = Settings
     for key in keys:
-        if not (isinstance(model, type) and issubclass(model, BaseModel)):
-            return  # a table with free names, or a value: pydantic says more
-        if key.lower() not in model.model_fields:
+        if _is_table(model) and key not in model.model_fields:
             raise SettingsError(
-                f"environment: {variable}: no such key {key.lower()!r}{nearest(key.lower(), model.model_fields)}",
+                f"{variable}: no such key {key!r}{nearest(key, model.model_fields)}",
                 "Unset it, or spell it right.",
             )
-        model = model.model_fields[key.lower()].annotation
+        model = _inside(model, key)
+    if not (_is_table(model) or get_origin(model) in (dict, tuple)):
+        return
+    try:
+        json.loads(value)
+    except ValueError:
+        example = '["a", "b"]' if get_origin(model) is tuple else '{"key": "value"}'
+        raise SettingsError(
+            f"{variable}: a list or a table is written as JSON, and this is none", f"Write it like {example}."
+        ) from None
+
+
+def _is_table(model: Any) -> TypeGuard[type[BaseModel]]:
+    return isinstance(model, type) and issubclass(model, BaseModel)
 
 
 def _known_variables() -> list[str]:
     names = sorted(OUTSIDE_VARIABLES)
     for section, field in Settings.model_fields.items():
         model = field.annotation
-        if isinstance(model, type) and issubclass(model, BaseModel):
+        if _is_table(model):
             names += [f"{PREFIX}{section.upper()}__{key.upper()}" for key in model.model_fields]
     return names
 
 
 def _explained(error: ValidationError, file: Path | None) -> SettingsError:
     first = error.errors()[0]
-    where = ".".join(str(part) for part in first["loc"])
     what = first["msg"].removeprefix("Value error, ")
     if first["type"] == "extra_forbidden":
         what = f"no such key{nearest(str(first['loc'][-1]), _keys_beside(first['loc']))}"
-    place = f"{file}: " if file else ""
+    where = ".".join(str(part) for part in first["loc"])
+    told = f"{where}: {what}" if where else what
     return SettingsError(
-        f"{place}{where + ': ' if where else ''}{what}", "Mend it; `sandgate config` checks the result."
+        "".join(f"{place}: " for place in _places(told.partition(":")[0], file)) + told,
+        "Mend it; `sandgate config` checks the result.",
     )
+
+
+def _places(key: str, file: Path | None) -> list[str]:
+    """Where a key is set: the variables that are for it or for a part of it; else the file."""
+    key = key.lower()
+    names = [name for name, one in set_by_variables(os.environ).items() if covers(one, key) or covers(key, one)]
+    return sorted(names) or ([str(file)] if file else [])
+
+
+def covers(prefix: str, key: str) -> bool:
+    """Whether a dotted key is another's, or inside it."""
+    return key == prefix or key.startswith(f"{prefix}.")
 
 
 def _keys_beside(location: tuple[int | str, ...]) -> list[str]:
     model: Any = Settings
     for part in location[:-1]:
         model = _inside(model, part)
-    if not (isinstance(model, type) and issubclass(model, BaseModel)):
+    if not _is_table(model):
         return []
     return [field.alias or name for name, field in model.model_fields.items()]
 
 
 def _inside(model: Any, part: int | str) -> Any:
-    if isinstance(model, type) and issubclass(model, BaseModel):
+    if _is_table(model):
         field = model.model_fields.get(str(part))
         return field.annotation if field else None
     arguments = [one for one in getattr(model, "__args__", ()) if one not in (Ellipsis, str)]

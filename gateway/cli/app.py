@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Final
 
-from cyclopts import App, CycloptsError, Group
+from cyclopts import App, Argument, CycloptsError, Group, MissingArgumentError, UnusedCliTokensError
 from cyclopts.help import DefaultFormatter, PanelSpec
 from rich import box
 
@@ -33,7 +33,7 @@ _COMMANDS: Final = (
     ("demo", _OPERATE, "See ten tool calls run in a real sandbox, on a gateway of their own."),
     ("init", _OPERATE, "Write sandgate.toml with every default, explained."),
     ("doctor", _OPERATE, "Check this machine: what works, what is not enforced, and what helps."),
-    ("images", _OPERATE, "Build the image of Docker sandboxes."),
+    ("images", _OPERATE, "Build the images of Docker sandboxes, and of the gateway for compose."),
     ("config", _OPERATE, "Show the settings in force and where each comes from."),
     ("serve", _OPERATE, "Run the gateway until SIGTERM or Ctrl-C."),
     ("token", _OPERATE, "Print the operator's or the agent's token, or make a new one."),
@@ -103,15 +103,15 @@ def run(arguments: Sequence[str] | None = None) -> int:
         code = build_app(words[0] if words else "")(words)
         sys.stdout.flush()
     except BaseException as error:  # the last place where it can be told
-        return _told(only(error))
+        return _told(only(error), words[0] if words else "")
     return code if isinstance(code, int) else 0
 
 
-def _told(error: BaseException) -> int:
+def _told(error: BaseException, command: str) -> int:
     """Say what an error means; one that nobody foresaw rises."""
     match error:
         case CycloptsError():
-            return fail(_spoken(error), "--help says what there is.", code=USAGE)
+            return fail(_spoken(error), f"sandgate {command} --help says what there is.", code=USAGE)
         case SandgateError():
             return fail(error.message, error.remedy, code=getattr(error, "exit_code", 1))
         case ImportError() if _server_is_missing(error):
@@ -147,5 +147,10 @@ def _server_is_missing(error: BaseException | None) -> bool:
 
 
 def _spoken(error: CycloptsError) -> str:
+    match error:
+        case MissingArgumentError(argument=Argument() as argument, keyword=None):
+            return f"{argument.name} is missing"
+        case UnusedCliTokensError(unused_tokens=[first, *_]):
+            return f"no place for {first!r} here"
     text = " ".join(str(error).split())
     return text[:1].lower() + text[1:]

@@ -11,7 +11,7 @@ from typing import Any, Final
 from gateway.cli.options import AsJson, ConfigFile, StateDir, state_folder
 from gateway.cli.output import cell, plain_table, print_json, print_table
 from gateway.cli.template import toml_value
-from gateway.settings import CONFIG_NAME, PREFIX, Settings, load_settings
+from gateway.settings import CONFIG_NAME, Settings, covers, load_settings, set_by_variables
 
 HIDDEN: Final = "(set, not shown)"
 _FREE_TABLES: Final = re.compile(r"(^|\.)(options|env)\.[^.]+")
@@ -57,14 +57,10 @@ def config_file(option: Path | None) -> Path | None:
 def entries(settings: Settings, file: Path | None) -> Iterator[Entry]:
     """Every setting as one entry; lists are one value each."""
     in_file = {key for key, value in _flat(tomllib.loads(file.read_text())).items() if value != {}} if file else set()
-    variables = {
-        name: name.removeprefix(PREFIX).lower().replace("__", ".")
-        for name in os.environ
-        if name.startswith(PREFIX) and name.removeprefix(PREFIX).lower().partition("__")[0] in Settings.model_fields
-    }
+    variables = set_by_variables(os.environ)
     for key, value in _flat(settings.model_dump(by_alias=True)).items():
-        variable = next((name for name, prefix in variables.items() if _covers(prefix, key.lower())), None)
-        source = variable or (str(file) if any(_covers(one, key) for one in in_file) else "default")
+        variable = next((name for name, prefix in variables.items() if covers(prefix, key.lower())), None)
+        source = variable or (str(file) if any(covers(one, key) for one in in_file) else "default")
         yield Entry(key, _shown(key, value), source)
 
 
@@ -86,10 +82,6 @@ def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             found[f"{prefix}{name}"] = value
     return found
-
-
-def _covers(prefix: str, key: str) -> bool:
-    return key == prefix or key.startswith(f"{prefix}.")
 
 
 def _shown(key: str, value: Any) -> Any:

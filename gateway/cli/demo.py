@@ -17,7 +17,9 @@ SHORT_SESSION = 6
 
 def demo_command(
     *,
-    kind: Annotated[Literal["local", "virtual"] | None, Parameter(help="Run in this kind of sandbox.")] = None,
+    kind: Annotated[
+        Literal["local", "docker", "virtual"] | None, Parameter(help="Run in this kind of sandbox.")
+    ] = None,
     json: AsJson = False,
 ) -> int:
     """See ten tool calls run in a real sandbox, pass hooks and come back.

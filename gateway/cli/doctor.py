@@ -21,8 +21,8 @@ def doctor_command(
 ) -> int:
     """Check this machine for a gateway with this configuration; nothing is left behind.
 
-    `weak` works and holds less than it could, `broken` does not work. Exit code 1 if something that the
-    configuration needs is broken.
+    A part that is weak works, and holds less than it could; one that is broken does not work. Exit code 1 if the
+    configuration needs something that is broken.
     """
     settings, folder = load_settings(config)
     checks = anyio.run(examine, with_port(settings, port), folder, state_folder(state_dir))

@@ -55,6 +55,8 @@ def exec_command(
     """
     if not command:
         raise NotRun("no command", "Write it after two dashes: sandgate exec -- echo hello")
+    if command[0].startswith("-"):
+        raise NotRun(f"no such option: {command[0]}", "sandgate exec --help lists them; the command comes after them.")
     arguments: dict[str, Any] = {"command": shlex.join(command)}
     if timeout is not None:
         arguments["timeout_s"] = timeout
@@ -156,4 +158,5 @@ def _explain(result: ToolResult) -> None:
     """Say on stderr why a command did not end by itself."""
     if result.error is not None:
         remedy = f" {result.error.remedy}" if result.error.remedy else ""
-        print(printable(f"sandgate: {result.status}: {result.error.message}.{remedy}"), file=sys.stderr)
+        text = f"sandgate: {result.status}: {result.error.message}.{remedy}"
+        print(printable(text.replace("timeout_s", "--timeout")), file=sys.stderr)  # as it is called here

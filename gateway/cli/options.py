@@ -16,7 +16,8 @@ ConfigFile = Annotated[
 StateDir = Annotated[
     Path | None,
     Parameter(
-        name="--state-dir", help="Where the gateway keeps everything; default: SANDGATE_STATE_DIR, then the user's own."
+        name="--state-dir",
+        help="Where the gateway keeps everything; default: SANDGATE_STATE_DIR, then ~/.local/state/sandgate.",
     ),
 ]
 Port = Annotated[

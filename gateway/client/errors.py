@@ -138,12 +138,18 @@ _NOTHING_SENT: Final = (
 )
 
 
+_WHY: Final[dict[type[Exception], str]] = {
+    httpx2.ConnectError: "nobody answers there",
+    httpx2.ConnectTimeout: "no answer came in time",
+}
+
+
 @contextmanager
 def mapped(url: str) -> Iterator[None]:
     """httpx2's errors become ours. Their texts stay out of the message: they may quote a header."""
     try:
         yield
     except _NOTHING_SENT as error:
-        raise GatewayUnreachable(url, type(error).__name__) from error
+        raise GatewayUnreachable(url, _WHY.get(type(error), type(error).__name__)) from error
     except (httpx2.HTTPError, httpx2.StreamError) as error:
         raise ConnectionLost(f"the connection to {url} broke: {type(error).__name__}") from error

@@ -76,6 +76,24 @@ def test_unknown_option_names_the_nearest(typed: Typed) -> None:
     assert "Did you mean --port?" in err
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["calls"], "error: SESSION is missing\n  sandgate calls --help says what there is.\n"),
+        (["serve", "now"], "error: no place for 'now' here\n  sandgate serve --help says what there is.\n"),
+        (["token", "--state-dir"], "--state-dir"),
+        (["images", "bild"], 'Did you mean "build"?'),
+        (["exec"], "error: no command\n"),
+        (["exec", "--timout", "1", "--", "ls"], "error: no such option: --timout\n"),
+    ],
+    ids=" ".join,
+)
+def test_usage_errors_say_what_is_wrong(typed: Typed, words: list[str], message: str) -> None:
+    code, out, err = typed(*words)
+    assert (code, out) == (125 if words[0] == "exec" else 2, "")
+    assert message in err
+
+
 BASE_INSTALL = """
 import sys
 from gateway.cli.app import NEEDS_SERVER, run

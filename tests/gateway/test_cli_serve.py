@@ -188,6 +188,7 @@ def test_exec_that_takes_too_long_is_124(gateway: Serving) -> None:
     done = gateway.run("exec", "--timeout", "0.3", "--", "sh", "-c", "echo x; sleep 30")
     assert (done.returncode, done.stdout) == (124, "x\n")
     assert "timeout: ended after 0.3 s" in done.stderr
+    assert "Ask for more with --timeout" in done.stderr
 
 
 def test_exec_ended_by_a_signal_is_128_and_its_number(gateway: Serving) -> None:

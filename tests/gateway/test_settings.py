@@ -104,6 +104,32 @@ def test_unknown_variable_is_refused_with_the_nearest(monkeypatch: pytest.Monkey
     assert nearest in wrong.value.message
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("SERVER__PORT", "abc", "server.port: Input should be a valid integer"),
+        ("SERVER", '{"prot": 1}', "server.prot: no such key; did you mean 'port'?"),
+        ("SERVER", "{bad", "a list or a table is written as JSON"),
+        ("AGENT__PROFILES", "default", "a list or a table is written as JSON"),
+        ("AGENT__PROFILES", '["defualt"]', "agent.profiles: no such profile 'defualt'; did you mean 'default'?"),
+        ("PROFILES__DEFAULT__KND", "docker", "no such key 'knd'; did you mean 'kind'?"),
+        ("PROFILES__DEFAULT__KIND", "dokcer", "profiles.default.kind: no such kind 'dokcer'"),
+        ("PROFILES__DEFAULT__IMAGE", "x", "profiles.default: 'image' needs kind = 'docker'"),
+        ("PROFILES__DEFAULT__LIMITS", "none", "a list or a table is written as JSON"),
+        ("HOOKS", '[{"use": 1}]', "hooks.0.use: Input should be a valid string"),
+    ],
+)
+def test_what_is_wrong_in_a_variable_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str, message: str
+) -> None:
+    """And not the file beside it, which says something else."""
+    monkeypatch.setenv(f"SANDGATE_{name}", value)
+    with pytest.raises(SettingsError) as wrong:
+        load_settings(written(tmp_path, "[store]\nretention_hours = 1\n"))
+    assert wrong.value.message.startswith(f"SANDGATE_{name}: {message}")
+    assert wrong.value.remedy
+
+
 def test_clients_variables_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("SANDGATE_URL", "SANDGATE_TOKEN", "SANDGATE_TEST_ANYTHING", "SANDGATE_STATE_DIR"):
         monkeypatch.setenv(name, "x")
