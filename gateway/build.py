@@ -2,11 +2,12 @@
 
 import fcntl
 import importlib
+import inspect
 import os
 import re
 import secrets
 import sys
-from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,17 +28,24 @@ from gateway.matching import matches
 from gateway.models import LimitsRequest, SessionRequest, ToolDefinition
 from gateway.pipeline import Pipeline
 from gateway.principals import Principal, Tokens
-from gateway.results import SessionResults
 from gateway.sessions import SandboxPlaces, Session, SessionLimits, Sessions
-from gateway.settings import HookSettings, OffloadRule, Profile, ProfileLimits, Settings, ToolSettings, nearest
+from gateway.settings import (
+    HookSettings,
+    OffloadRule,
+    Profile,
+    ProfileLimits,
+    SandboxHookSettings,
+    Settings,
+    ToolSettings,
+    nearest,
+)
 from gateway.spool import SpoolFolder
 from gateway.toolbox import Toolbox
 from gateway.tools.functions import FunctionTool
 from gateway.tools.results import RESULT_TOOLS
 from gateway.tools.sandbox import SANDBOX_TOOLS, CommandTool, need_of
 from gateway.tools.tool import Tool
-from gateway.workspace_hooks.collect import CollectWorkspace
-from gateway.workspace_hooks.seed import FromHost, Inline, SeedWorkspace
+from gateway.workspace import WorkspaceHooks, check_seed
 from sandboxes import Limits, LocalKind, NoSandboxKind, SandboxHook, SandboxKind, SandboxSpec, VirtualKind
 from sandboxes.container import DEFAULT_IMAGE
 from stores import (
@@ -47,7 +55,6 @@ from stores import (
     OffloadPolicy,
     ResultStore,
     Store,
-    StoredObject,
     StoreError,
 )
 
@@ -103,8 +110,7 @@ class ConfiguredProfiles(Profiles):
         places: SandboxPlaces,
         hooks: Sequence[Registered],
         toolbox: Toolbox,
-        results: ResultStore,
-        journal: Journal,
+        workspace: WorkspaceHooks,
     ) -> None:
         self._settings = settings
         self._folder = folder
@@ -112,8 +118,7 @@ class ConfiguredProfiles(Profiles):
         self._places = places
         self._hooks = hooks
         self._toolbox = toolbox
-        self._results = results
-        self._journal = journal
+        self._workspace = workspace
 
     def kinds(self) -> Mapping[str, SandboxKind]:
         return self._kinds
@@ -186,7 +191,7 @@ class ConfiguredProfiles(Profiles):
             permissions=Permissions(tuple(policies)),
             show_store_uri=profile.show_store_uri,
             raw_stream=profile.stream == "raw",
-            sandbox_hooks=self._sandbox_hooks(row, profile, request, limits) if kind.opens else (),
+            sandbox_hooks=self._workspace.of(row, profile, request, int(limits.workspace_size)) if kind.opens else (),
         )
 
     def _tools(self, profile: Profile, request: SessionRequest, kind: SandboxKind) -> tuple[ToolDefinition, ...]:
@@ -212,31 +217,6 @@ class ConfiguredProfiles(Profiles):
         for definition in tools:
             if isinstance(tool := self._toolbox.get(definition.name), FunctionTool):
                 yield from tool.inputs.values()
-
-    def _sandbox_hooks(
-        self, row: SessionRow, profile: Profile, request: SessionRequest, limits: ProfileLimits
-    ) -> tuple[SandboxHook, ...]:
-        sources: list[Inline | FromHost] = [
-            FromHost((self._folder / one.source).resolve(), one.to) for one in profile.seed
-        ]
-        if request.seed:
-            inline = Inline(request.seed)
-            inline.check()
-            sources.append(inline)
-        hooks: list[SandboxHook] = [SeedWorkspace(sources)] if sources else []
-        size = int(limits.workspace_size)
-        targets: dict[str, list[str]] = {}
-        for one in profile.collect:
-            targets.setdefault(self._settings_uri(one.to), []).append(one.match)
-        hooks += [CollectWorkspace(globs, folder_target(to, row.id), max_bytes=size) for to, globs in targets.items()]
-        if request.collect:
-            expires = row.expires + self._settings.store.retention_hours * 3600
-            own = ResultsTarget(SessionResults(row.id, self._results, self._journal), "collected", expires)
-            hooks.append(CollectWorkspace(request.collect, own, max_bytes=size))
-        return tuple(hooks)
-
-    def _settings_uri(self, to: str) -> str:
-        return to if "://" in to else str((self._folder / to).resolve())
 
 
 def works_in(tool: Tool | None, kind: SandboxKind) -> bool:
@@ -267,51 +247,6 @@ def _callers_env(profile: Profile, request: SessionRequest) -> dict[str, str]:
     return dict(request.env)
 
 
-@dataclass(frozen=True, slots=True)
-class FolderTarget:
-    """Collects into `<to>/<session>/`, a folder or any writable fsspec URI."""
-
-    name: str
-    session_id: str
-    store: Store
-
-    async def clear(self) -> None:
-        await self.store.delete_all()
-
-    async def put(self, key: str, source: AsyncIterable[bytes] | bytes, media_type: str) -> StoredObject:
-        return await self.store.put(key, source)
-
-    def reference(self, key: str) -> str:
-        return f"{self.name.rstrip('/')}/{self.session_id}/{key}"
-
-
-def folder_target(to: str, session_id: str) -> FolderTarget:
-    return FolderTarget(to, session_id, Store.from_uri(to).scoped(session_id))
-
-
-@dataclass(frozen=True, slots=True)
-class ResultsTarget:
-    """Collects into the session's own results, below a prefix."""
-
-    results: SessionResults
-    prefix: str
-    expires: float
-
-    @property
-    def name(self) -> str:
-        return f"sandgate://{self.results.session_id}/results/{self.prefix}"
-
-    async def clear(self) -> None:
-        await self.results.forget_below(self.prefix)
-
-    async def put(self, key: str, source: AsyncIterable[bytes] | bytes, media_type: str) -> StoredObject:
-        row = await self.results.put(f"{self.prefix}/{key}", source, media_type, self.expires)
-        return StoredObject(row.key, row.bytes, row.sha256)
-
-    def reference(self, key: str) -> str:
-        return f"{self.name}/{key}"
-
-
 @asynccontextmanager
 async def built_gateway(settings: Settings, folder: Path, state: State) -> AsyncIterator[Gateway]:
     """A running Gateway over a locked state folder; `folder` is where relative paths and strangers' modules are."""
@@ -329,11 +264,12 @@ async def built_gateway(settings: Settings, folder: Path, state: State) -> Async
         journal, ApprovalTimes(settings.server.approval_wait_seconds, settings.server.approval_expires_seconds)
     )
     offload = Offload(rules, results, preview_characters=settings.offload.preview_chars, retention_seconds=retention)
+    workspace = WorkspaceHooks(settings, folder, build_sandbox_hooks(settings, folder), results, journal)
     gateway = Gateway(
         journal=journal,
         sessions=Sessions(settings.server.sessions),
         places=places,
-        profiles=ConfiguredProfiles(settings, folder, kinds, places, hooks, toolbox, results, journal),
+        profiles=ConfiguredProfiles(settings, folder, kinds, places, hooks, toolbox, workspace),
         runner=CallRunner(
             Pipeline(hooks), toolbox, approvals, offload, results, journal, SpoolFolder(state.folder / "spool")
         ),
@@ -359,17 +295,34 @@ def check_configuration(settings: Settings, folder: Path) -> None:
                     f"profiles.{name}.tools: {pattern!r} matches no tool{nearest(pattern, toolbox.names)}",
                     f"There are: {', '.join(toolbox.names)}.",
                 )
-        for seed in profile.seed:
-            if not (folder / seed.source).exists():
-                raise SettingsError(
-                    f"profiles.{name}.seed: no such file or folder: {folder / seed.source}",
-                    "Make it, or take the seed out.",
-                )
+        check_seed(name, profile, folder)
+    build_sandbox_hooks(settings, folder)
 
 
 def build_hooks(settings: Settings, folder: Path) -> list[Registered]:
     """The hooks in their order. Raises SettingsError."""
     return [build_hook(one, folder) for one in settings.hooks]
+
+
+def build_sandbox_hooks(settings: Settings, folder: Path) -> dict[str, tuple[SandboxHook, ...]]:
+    """The operator's own SandboxHooks, by profile; each object serves all sessions. Raises SettingsError."""
+    return {
+        name: tuple(build_sandbox_hook(one, folder) for one in profile.sandbox_hooks)
+        for name, profile in settings.profiles.items()
+    }
+
+
+def build_sandbox_hook(one: SandboxHookSettings, folder: Path) -> SandboxHook:
+    try:
+        hook = imported(one.use, folder)(**one.options)
+    except (TypeError, ValueError) as error:
+        raise SettingsError(f"sandbox_hooks: {one.use}: {error}", "Check its options.") from error
+    if not isinstance(hook, SandboxHook):
+        raise SettingsError(f"sandbox_hooks: {one.use}: not a SandboxHook", "Derive it from sandboxes.SandboxHook.")
+    for method in (hook.on_create, hook.on_destroy):
+        if not inspect.iscoroutinefunction(method):
+            raise SettingsError(f"sandbox_hooks: {one.use}: {method.__name__} is not async", "Write `async def`.")
+    return hook
 
 
 def build_toolbox(settings: Settings, folder: Path, hooks: Sequence[Registered]) -> Toolbox:

@@ -152,6 +152,15 @@ class SeedFile(Wire):
     mode: Annotated[int, Field(ge=0, le=0o777)] = 0o644
 
 
+class SeedUri(Wire):
+    """A folder, a file, a tar or a git bundle below a place that the profile's `seed_from` names, put at `to`."""
+
+    model_config = ConfigDict(serialize_by_alias=True)
+
+    source: Annotated[str, Field(alias="from", min_length=1, max_length=1100)]
+    to: Annotated[str, Field(max_length=4096)] = "."
+
+
 LEAST_MEMORY: Final = 32 << 20
 LEAST_CPUS: Final = 0.01
 LEAST_OPEN_FILES: Final = 32
@@ -186,7 +195,7 @@ class SessionRequest(Wire):
     network: Network | None = None
     env: dict[str, str] = Field(default_factory=dict)
     permission: JsonValue = None
-    seed: Annotated[tuple[SeedFile, ...], Field(max_length=10_000)] = ()
+    seed: Annotated[tuple[SeedFile | SeedUri, ...], Field(max_length=10_000)] = ()
     collect: Annotated[tuple[str, ...], Field(max_length=100)] = ()
     inputs: dict[str, JsonValue] = Field(default_factory=dict)
     hook_context: dict[str, JsonValue] = Field(default_factory=dict)

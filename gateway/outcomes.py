@@ -15,10 +15,12 @@ from sandboxes import (
     JobNotFound,
     NotOffered,
     SandboxError,
+    SandboxHookFailed,
     SandboxLost,
     SandboxUnavailable,
     TooManyJobs,
 )
+from stores import StoreError, StoreUnavailable
 
 logger = logging.getLogger(__name__)
 
@@ -144,6 +146,12 @@ def failed_outcome(error: Exception, call: ToolCall) -> Outcome:
 
 def opening_problem(error: BaseException) -> BaseException:
     match error:
+        case SandboxHookFailed():
+            return Unavailable(error.message, error.remedy, code="sandbox_hook_failed")
+        case StoreUnavailable():
+            return Unavailable(f"seed: {error.message}", error.remedy, code="store_unavailable")
+        case StoreError():
+            return Unprocessable(f"seed: {error.message}", error.remedy)
         case SandboxUnavailable():
             return Unavailable(f"sandbox unavailable: {error.message}", error.remedy, code="sandbox_unavailable")
         case SandboxError():
@@ -154,10 +162,4 @@ def opening_problem(error: BaseException) -> BaseException:
             )
         case SandgateError():
             return error
-        case Exception():
-            return Unavailable(
-                f"a SandboxHook failed: {type(error).__name__}: {error}",
-                "Nothing is left of the session.",
-                code="sandbox_hook_failed",
-            )
     return error

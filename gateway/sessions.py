@@ -11,7 +11,7 @@ import anyio
 from pydantic import JsonValue
 
 from gateway.calls import ActiveCall
-from gateway.errors import NotFound, TooMany, Unprocessable
+from gateway.errors import NotFound, SandgateError, TooMany, Unprocessable
 from gateway.hooks.hook import SessionInfo
 from gateway.hooks.permission import Permissions
 from gateway.inputs import SessionInput
@@ -32,15 +32,19 @@ from sandboxes import (
     SandboxContext,
     SandboxError,
     SandboxHook,
+    SandboxHookFailed,
     SandboxKind,
     SandboxLost,
     SandboxSpec,
 )
+from stores import StoreError
 
 logger = logging.getLogger(__name__)
 
 CLOSE_SECONDS = 60.0
 """How long collecting may take when a session ends; what is not collected by then is told, and removed."""
+CREATE_SECONDS = 600.0
+"""How long one SandboxHook may prepare a sandbox."""
 RETRY_SECONDS = 5
 
 
@@ -234,7 +238,7 @@ class Session:
         self._created.clear()
         try:
             for hook in self.sandbox_hooks:
-                await hook.on_create(ctx)
+                await _created(hook, ctx)
                 self._created.append(hook)
         except BaseException:
             with anyio.CancelScope(shield=True):
@@ -326,6 +330,20 @@ class Session:
         return tuple(
             hook.report for hook in self.sandbox_hooks if isinstance(hook, CollectWorkspace) and hook.report is not None
         )
+
+
+async def _created(hook: SandboxHook, ctx: SandboxContext) -> None:
+    """Let one hook prepare the sandbox. What a stranger's raises is SandboxHookFailed; our own errors stay."""
+    name = type(hook).__name__
+    try:
+        with anyio.move_on_after(CREATE_SECONDS) as limit:
+            await hook.on_create(ctx)
+    except (SandboxError, StoreError, SandgateError):
+        raise
+    except Exception as error:  # strangers' code: whatever it raises refuses the session
+        raise SandboxHookFailed(f"{name}: {type(error).__name__}: {error}", "Nothing is left of it.") from error
+    if limit.cancelled_caught:
+        raise SandboxHookFailed(f"{name}: not done after {CREATE_SECONDS:g} s", "Nothing is left of it.")
 
 
 class Sessions:

@@ -124,7 +124,8 @@ class ProfileLimits(Wire):
 
 
 class Seed(Wire):
-    """What a workspace starts with: a folder, a file or a tar (relative to the file that names it), placed at `to`."""
+    """What a workspace starts with: a folder, a file, a tar or a git bundle, here (relative to the file that names it)
+    or at any fsspec URI, placed at `to`."""
 
     source: str = Field(alias="from")
     to: Annotated[str, AfterValidator(_in_workspace)] = "."
@@ -135,6 +136,13 @@ class Collect(Wire):
 
     match: str
     to: str
+
+
+class SandboxHookSettings(Wire):
+    """A SandboxHook by dotted path (`module:Class`)."""
+
+    use: str
+    options: dict[str, JsonValue] = Field(default_factory=dict)
 
 
 class Profile(Wire):
@@ -152,6 +160,9 @@ class Profile(Wire):
     idle_seconds: Seconds = 900
     lifetime_seconds: Seconds = 4 * 3600
     seed: tuple[Seed, ...] = ()
+    seed_from: tuple[str, ...] = ()
+    setup: Annotated[str, Field(min_length=1)] | None = None
+    sandbox_hooks: tuple[SandboxHookSettings, ...] = ()
     collect: tuple[Collect, ...] = ()
     stream: Literal["filtered", "raw"] = "filtered"
     show_store_uri: bool = False
@@ -162,8 +173,8 @@ class Profile(Wire):
         for name, value in (("image", self.image), ("workspace", self.workspace)):
             if value is not None and self.kind != "docker":
                 raise ValueError(f"{name!r} needs kind = 'docker'")
-        if self.kind == "none" and (self.seed or self.collect):
-            raise ValueError("kind 'none' has no workspace to seed, or to collect from")
+        if self.kind == "none" and (self.seed or self.setup or self.sandbox_hooks or self.collect):
+            raise ValueError("kind 'none' has no workspace to prepare, or to collect from")
         return self
 
 

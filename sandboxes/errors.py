@@ -2,6 +2,7 @@
 
     SandboxError
     +-- SandboxUnavailable      the kind does not work on this machine
+    |   +-- SandboxHookFailed   an `on_create` raised
     +-- SandboxLost             it died, or no longer answers
     +-- CommandRefused          the program could not be started
     +-- FileRefused             a file operation could not be done; `code` is one of `FILE_CODES`
@@ -39,6 +40,10 @@ class SandboxError(Exception):
 
 class SandboxUnavailable(SandboxError):
     """The kind does not work here: missing program, forbidden namespaces, no free place. Nothing was started."""
+
+
+class SandboxHookFailed(SandboxUnavailable):
+    """An `on_create` raised, or had no end; what was prepared before it is undone."""
 
 
 class SandboxLost(SandboxError):

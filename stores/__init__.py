@@ -26,6 +26,7 @@ from stores.policies import (
     ResultSize,
 )
 from stores.results import ResultStore, StoredResult
+from stores.sources import Source, SourceFile
 from stores.store import Probe, Store
 
 __all__ = [
@@ -48,6 +49,8 @@ __all__ = [
     "QuotaExceeded",
     "ResultSize",
     "ResultStore",
+    "Source",
+    "SourceFile",
     "Store",
     "StoreError",
     "StoreUnavailable",

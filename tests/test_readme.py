@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.build import build_hook, build_tool
+from gateway.build import build_hook, build_sandbox_hooks, build_tool
 from gateway.settings import load_settings
 
 ROOT = Path(__file__).parent.parent
@@ -138,12 +138,15 @@ def test_python_blocks_run(newcomer: Newcomer) -> None:
             assert done.stdout.rstrip().endswith("b'0,0\\n1,1\\n2,4\\n3,9\\n4,16'")
 
 
-def test_toml_block_is_a_configuration(tmp_path: Path) -> None:
-    [text] = blocks("toml")
+def test_toml_blocks_are_configurations(tmp_path: Path) -> None:
+    text, workspace = blocks("toml")
     (tmp_path / "sandgate.toml").write_text(text)
+    (tmp_path / "workspace.toml").write_text(workspace)
     for block in blocks("python"):
         if (name := re.match(r"# (my_\w+\.py)\n", block)) is not None:
             (tmp_path / name[1]).write_text(block)
     settings, folder = load_settings(tmp_path / "sandgate.toml")
     assert [build_hook(one, folder).name for one in settings.hooks] == ["NoPush"]
     assert [build_tool(one, folder).definition.name for one in settings.tools] == ["greet", "first_lines"]
+    prepared = build_sandbox_hooks(load_settings(tmp_path / "workspace.toml")[0], folder)
+    assert [type(one).__name__ for one in prepared["default"]] == ["GitIdentity", "Report"]

@@ -45,7 +45,10 @@ ABOUT: Final = {
     "profiles.read_only": "host paths shown inside at the same place",
     "profiles.idle_seconds": "ends a session that nobody uses",
     "profiles.lifetime_seconds": "ends any session",
-    "profiles.seed": '[{ from = "./fixtures", to = "data" }]: a folder, a file or a tar',
+    "profiles.seed": '[{ from = "./fixtures", to = "data" }]: a folder, file, tar, git bundle; here or any fsspec URI',
+    "profiles.seed_from": 'places below which a session may name its own seeds, such as ["s3://bucket/public"]',
+    "profiles.setup": "a shell command, run before the first call; unless it succeeds, the session does not open",
+    "profiles.sandbox_hooks": 'your own, [{ use = "my_hooks:Fetch", options = {} }], in order; at the end in reverse',
     "profiles.collect": '[{ match = "out/**", to = "./collected" }]: into <to>/<session>/ with a manifest',
     "profiles.stream": "filtered: output that a hook may still change is not streamed; raw: it is",
     "profiles.show_store_uri": "tell agents where in the store a result lies",
@@ -102,6 +105,7 @@ EXAMPLES: Final = {
 UNSET: Final = {
     "profiles.image": ('"sandgate/sandbox"', "default: what `sandgate images build` builds"),
     "profiles.workspace": ('"memory"', "default: memory"),
+    "profiles.setup": ('"make deps"', "default: nothing"),
     "store.uri": ('"s3://bucket/prefix"', "default: the state folder"),
 }
 """Keys whose default is not a value that TOML could hold."""
