@@ -153,7 +153,8 @@ class ConfiguredProfiles(Profiles):
         policies = [self._settings.policy(profile)]
         if request.permission is not None:
             policies.append(session_policy(request.permission))
-        if request.network == "open":
+        network = request.network or profile.network
+        if network == "open" and profile.network == "none":
             raise Unprocessable("network: 'open' is wider than the profile's 'none'")
         kind = self._kinds[kind_key(profile)]
         if not kind.opens and (request.seed or request.collect):
@@ -167,7 +168,6 @@ class ConfiguredProfiles(Profiles):
             row=row,
             request=request,
             kind=kind,
-            network=profile.network,
             places=self._places,
             spec=SandboxSpec(
                 row.id,
@@ -177,6 +177,7 @@ class ConfiguredProfiles(Profiles):
                 {**profile.env, **_callers_env(profile, request)},
                 tuple((self._folder / path).resolve() for path in profile.read_only),
                 row.expires,
+                network,
             ),
             limits=SessionLimits(
                 limits.call_seconds,

@@ -84,6 +84,7 @@ async def examine(settings: Settings, folder: Path, state_dir: Path) -> list[Che
     with scratch_state(state_dir) as scratch:
         for key, profile in ({**known, **needed}).items():
             checks += [*await _kind(profile, folder, scratch, needed=key in needed)]
+        checks += _networks(settings)
         checks += [*await _store(settings, folder, scratch)]
     return [*checks, _state(state_dir, running=running), _port(settings, running=running)]
 
@@ -222,6 +223,19 @@ async def _kind(profile: Profile, folder: Path, state: State, *, needed: bool) -
     return [
         *checks,
         *(Check(label, "weak", f"not enforced: {gap}", remedy, needed) for gap, remedy in remedies.items()),
+    ]
+
+
+def _networks(settings: Settings) -> list[Check]:
+    return [
+        Check(
+            f"profile {name}",
+            "weak",
+            "network open: its sandboxes reach the internet, and what listens on this machine, unfiltered",
+            "network = 'none' where that is not wanted",
+        )
+        for name, profile in settings.profiles.items()
+        if profile.network == "open"
     ]
 
 

@@ -19,7 +19,6 @@ from gateway.journal import SessionRow
 from gateway.models import (
     CloseReport,
     CollectReport,
-    Network,
     SessionRecord,
     SessionRequest,
     SessionState,
@@ -91,7 +90,6 @@ class Session:
     request: SessionRequest
     kind: SandboxKind
     spec: SandboxSpec
-    network: Network
     limits: SessionLimits
     idle_seconds: float
     tools: tuple[ToolDefinition, ...]
@@ -153,7 +151,7 @@ class Session:
             profile=self.row.profile,
             kind=self.kind.name,
             state=self.state,
-            network=self.network,
+            network=self.spec.network,
             created=self.row.created,
             last_used=self.last_used,
             expires=self.row.expires,

@@ -53,17 +53,11 @@ Seconds = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(gt=0)]
 
 
-def _not_yet(network: Network) -> Network:
-    if network == "open":
-        raise ValueError("'open' is not supported yet; use 'none'")
-    return network
-
-
 def _list_of_hosts(value: Any) -> Any:
     if isinstance(value, list):
-        raise ValueError("a list of hosts is not supported yet; use 'none'")
+        raise ValueError("a list of hosts is not supported yet; use 'none' or 'open'")
     if value not in ("none", "open"):
-        raise ValueError("no such network; use 'none'")
+        raise ValueError("no such network; use 'none' or 'open'")
     return value
 
 
@@ -152,7 +146,7 @@ class Profile(Wire):
     image: Annotated[str, Field(min_length=1)] | None = None
     workspace: Literal["memory", "disk"] | None = None
     tools: tuple[str, ...] = ("*",)
-    network: Annotated[Network, BeforeValidator(_list_of_hosts), AfterValidator(_not_yet)] = "none"
+    network: Annotated[Network, BeforeValidator(_list_of_hosts)] = "none"
     permission: str = "auto"
     env: dict[str, str] = Field(default_factory=dict)
     env_from_caller: tuple[str, ...] = ()
@@ -175,6 +169,12 @@ class Profile(Wire):
                 raise ValueError(f"{name!r} needs kind = 'docker'")
         if self.kind == "none" and (self.seed or self.setup or self.sandbox_hooks or self.collect):
             raise ValueError("kind 'none' has no workspace to prepare, or to collect from")
+        if self.network == "open" and self.kind == "local":
+            raise ValueError(
+                "network 'open' needs kind = 'docker': a local sandbox would share this machine's loopback"
+            )
+        if self.network == "open" and self.kind in ("virtual", "none"):
+            raise ValueError("network 'open' needs kind = 'docker'")
         return self
 
 

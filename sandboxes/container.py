@@ -12,6 +12,7 @@ from typing import Any, Final, Literal
 
 from sandboxes import runner
 from sandboxes.cgroups import RUNNER_PROCESSES
+from sandboxes.kind import Network
 from sandboxes.sandbox import HOME, WORKSPACE, Limits
 from sandboxes.seccomp import seccomp_profile
 
@@ -46,6 +47,12 @@ class Container:
     storage: Storage = "memory"
     limits: Limits = field(default_factory=Limits)
     read_only: tuple[Path, ...] = ()
+    network: Network = "none"
+
+    @property
+    def name(self) -> str:
+        """Of the container, and of its bridge where it has one."""
+        return container_name(self.instance, self.session_id)
 
 
 def container_name(instance: str, session_id: str) -> str:
@@ -89,6 +96,7 @@ def _options(one: Container) -> dict[str, Any]:
             **_fences(one.limits, workspace_bytes(one.limits, one.storage)),
             "CapAdd": [],
             "Tmpfs": _tmpfs(one.limits, one.storage),
+            **({"NetworkMode": one.name, "Dns": []} if one.network == "open" else {}),
             "Mounts": [*_bound([(one.channel, RUN), *((path, str(path)) for path in one.read_only)]), *_volumes(one)],
         },
     }

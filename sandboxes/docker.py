@@ -38,6 +38,7 @@ from sandboxes.container import (
     Storage,
     container_name,
     container_options,
+    labels,
     options_digest,
     preparing_options,
     volume_names,
@@ -69,6 +70,7 @@ _SAME_PLACE: Final = (
 )
 _INSTALL: Final = "install and start Docker (apt-get install docker.io), or set DOCKER_HOST"
 _JOIN: Final = "run the gateway as root, or as a member of the group docker (which makes it as mighty as root)"
+_NO_ADDRESSES: Final = "close sessions with network = 'open', or give the engine more default-address-pools"
 _T = TypeVar("_T")
 logger = logging.getLogger(__name__)
 
@@ -143,6 +145,9 @@ class Engine:
                 await self.remove_volumes(marks.get(SESSION_LABEL, ""))
             elif session_id not in kept:
                 await self.remove(name)
+        for name in await self.ask(self._networks):
+            if self._session_of(name) not in kept:
+                await self.remove_network(name)
         if self._kept is not None:
             for session_id in await self.ask(self._with_volumes):
                 if session_id not in kept:
@@ -161,6 +166,9 @@ class Engine:
         """The names and labels of all containers of this instance."""
         found = api.containers(all=True, filters=self._mine)
         return [(one["Names"][0].removeprefix("/"), one["Labels"]) for one in found]
+
+    def _networks(self, api: docker.APIClient) -> list[str]:
+        return [one["Name"] for one in api.networks(filters=self._mine)]
 
     def _with_volumes(self, api: docker.APIClient) -> set[str]:
         return {one["Labels"].get(SESSION_LABEL, "") for one in api.volumes(filters=self._mine)["Volumes"] or ()}
@@ -191,11 +199,12 @@ class Engine:
         return await self.ask(question)
 
     async def left(self) -> list[str]:
-        """The names of all containers and volumes of this instance."""
+        """The names of all containers, volumes and networks of this instance."""
 
         def question(api: docker.APIClient) -> list[str]:
             containers = [f"container {one['Names'][0]}" for one in api.containers(all=True, filters=self._mine)]
-            return containers + [f"volume {one['Name']}" for one in api.volumes(filters=self._mine)["Volumes"] or ()]
+            volumes = [f"volume {one['Name']}" for one in api.volumes(filters=self._mine)["Volumes"] or ()]
+            return [*containers, *volumes, *(f"network {name}" for name in self._networks(api))]
 
         return await self.ask(question)
 
@@ -235,6 +244,30 @@ class Engine:
             for name in volume_names(self.instance, session_id):
                 with contextlib.suppress(NotFound):
                     api.remove_volume(name)
+
+        await self.ask(question)
+
+    async def create_network(self, name: str, marks: dict[str, str]) -> None:
+        """Make a bridge; one of that name was left by a sandbox that died, and will do."""
+
+        def question(api: docker.APIClient) -> None:
+            api.create_network(name, driver="bridge", labels=marks, check_duplicate=True)
+
+        try:
+            await self.ask(question)
+        except SandboxUnavailable as error:
+            if isinstance(error.__cause__, APIError) and error.__cause__.status_code == 409:
+                return
+            if "address pool" in error.message:
+                raise SandboxUnavailable(error.message, _NO_ADDRESSES) from error
+            raise
+
+    async def remove_network(self, name: str) -> None:
+        """Remove a bridge that no container is on any more; nothing there is fine."""
+
+        def question(api: docker.APIClient) -> None:
+            with contextlib.suppress(NotFound):
+                api.remove_network(name)
 
         await self.ask(question)
 
@@ -406,9 +439,11 @@ class _Parts:
 
 class DockerKind(SandboxKind[DockerSandbox]):
     """Opens sandboxes of one image. `storage` says where the workspace and HOME lie: in `memory` a tmpfs of true
-    size that is lost with the container, on `disk` named volumes that stay and whose size is not enforced."""
+    size that is lost with the container, on `disk` named volumes that stay and whose size is not enforced. A sandbox
+    with an open network has a bridge of its own, which is removed with it."""
 
     name = "docker"
+    has_network = True
 
     def __init__(self, engine: Engine, *, image: str = DEFAULT_IMAGE, storage: Storage = "memory") -> None:
         super().__init__()
@@ -455,6 +490,7 @@ class DockerKind(SandboxKind[DockerSandbox]):
             self._storage,
             spec.limits,
             spec.read_only,
+            spec.network,
         )
         peer = await self._left_running(one, parts.meeting)
         parts.owned = True
@@ -482,14 +518,14 @@ class DockerKind(SandboxKind[DockerSandbox]):
         made today; SandboxLost where it is not, and its files are lost."""
         if not meeting.secret:
             return None
-        found = await self.engine.find(container_name(one.instance, one.session_id))
+        found = await self.engine.find(one.name)
         if found is not None and found["State"]["Running"] and _label(found, OPTIONS_LABEL) == options_digest(one):
             peer = await meeting.accept_again(found["State"]["Pid"], _AGAIN_SECONDS)
             if peer is not None:
                 return peer
         if one.storage == "disk":
             return None
-        await self.engine.remove(container_name(one.instance, one.session_id))
+        await self.engine.remove(one.name)
         meeting.remove()
         raise SandboxLost("the sandbox has ended while there was no gateway", files_lost=True)
 
@@ -497,7 +533,9 @@ class DockerKind(SandboxKind[DockerSandbox]):
         """A new container's runner, and whether its workspace was there before."""
         meeting.open()
         restored = self._storage == "disk" and await self._prepare(one)
-        name = container_name(one.instance, one.session_id)
+        if one.network == "open":
+            await self.engine.create_network(one.name, labels(one.instance, one.session_id))
+        name = one.name
         await self._create(one, name)
         await self._start(name)
         return await self._meet(name, meeting), restored
@@ -520,7 +558,7 @@ class DockerKind(SandboxKind[DockerSandbox]):
         names = volume_names(one.instance, one.session_id)
         if await self.engine.ask(lambda api: _has_volume(api, names[0])):
             return True
-        name = f"{container_name(one.instance, one.session_id)}-prepare"
+        name = f"{one.name}-prepare"
         await self.engine.create(preparing_options(one), name)
         try:
             await self._start(name)
@@ -586,7 +624,10 @@ class DockerKind(SandboxKind[DockerSandbox]):
         return await self.engine.survivors()
 
     async def remove_container(self, session_id: str) -> None:
-        await self.engine.remove(container_name(self.engine.instance, session_id))
+        """Remove the session's container, and its bridge."""
+        name = container_name(self.engine.instance, session_id)
+        await self.engine.remove(name)
+        await self.engine.remove_network(name)
 
     async def _remove(self, session_id: str) -> None:
         """Remove the session's container, volumes and channel folder."""

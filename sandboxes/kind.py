@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Generic
+from typing import Final, Generic, Literal
 
 import anyio
 from typing_extensions import TypeVar
@@ -15,6 +15,8 @@ from typing_extensions import TypeVar
 from sandboxes.errors import SandboxUnavailable
 from sandboxes.sandbox import Limits, Sandbox
 
+Network = Literal["none", "open"]
+"""What a sandbox reaches: nothing, or the internet and whatever listens on this machine, unfiltered."""
 _PROBE_SECONDS: Final = 30.0
 _SESSION_ID: Final = re.compile(r"[A-Za-z0-9-]{1,128}|_probe")  # the second is ours, no session can have it
 
@@ -42,6 +44,7 @@ class SandboxSpec:
     env: Mapping[str, str] = field(default_factory=dict)
     read_only: tuple[Path, ...] = ()
     ends_at: float | None = None
+    network: Network = "none"
 
 
 def check_session_id(session_id: str) -> None:
@@ -57,12 +60,13 @@ class SandboxKind(ABC, Generic[SandboxT]):
     """Opens sandboxes of one kind on this machine. A kind of yours says how: `_probe`, `_build`, `_remove`, `_close`.
 
     `lacks` names what its sandboxes do not have: programs that tools need, `JOBS`, `TERMINALS`; such tools are not
-    offered. A kind whose `opens` is False has no sandbox at all.
+    offered. A kind whose `opens` is False has no sandbox at all. One whose `has_network` is False refuses `open`.
     """
 
     name: str
     lacks: frozenset[str] = frozenset()
     opens: bool = True
+    has_network: bool = False
 
     def __init__(self) -> None:
         self._open: dict[str, SandboxT] = {}
@@ -87,6 +91,8 @@ class SandboxKind(ABC, Generic[SandboxT]):
         """
         session_id = spec.session_id
         check_session_id(session_id)
+        if spec.network != "none" and not self.has_network:
+            raise SandboxUnavailable(f"a sandbox of kind {self.name} has no network", "Use network = 'none'.")
         before = self._open.get(session_id)
         if session_id in self._opening or (before is not None and before.alive):
             raise SandboxUnavailable(f"session {session_id} has an open sandbox")

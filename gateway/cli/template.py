@@ -38,7 +38,7 @@ ABOUT: Final = {
     "profiles.image": "of kind docker; needs python3 of 3.9 or newer in it",
     "profiles.workspace": "of kind docker: memory (sized, lost with its container) | disk (stays, not sized)",
     "profiles.tools": "names or globs",
-    "profiles.network": "the only choice in this version",
+    "profiles.network": "none | open (of kind docker): the internet and this machine's services, unfiltered",
     "profiles.permission": "auto | ask | deny | a table [permissions.NAME]",
     "profiles.env": "variables in the sandbox, beside PATH and HOME",
     "profiles.env_from_caller": "names that a session may set itself",

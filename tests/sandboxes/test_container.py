@@ -11,6 +11,7 @@ from sandboxes import Limits
 from sandboxes.container import (
     Container,
     container_options,
+    options_digest,
     preparing_options,
     volume_names,
     workload_env,
@@ -76,7 +77,11 @@ def test_options_are_the_hardened_set() -> None:
         "Env": [],
         "WorkingDir": "/",
         "Hostname": "sandbox",
-        "Labels": {"sandgate.instance": "i", "sandgate.session": "s-1"},
+        "Labels": {
+            "sandgate.instance": "i",
+            "sandgate.session": "s-1",
+            "sandgate.options": options_digest(ONE),
+        },
         "Healthcheck": {"Test": ["NONE"]},
     }
 
@@ -91,6 +96,11 @@ def test_on_disk_the_volumes_are_mounted_and_the_scratch_stays_in_memory() -> No
     assert set(host["Tmpfs"]) == {"/tmp", "/dev/shm"}
     assert host["Mounts"][1]["VolumeOptions"]["Labels"] == {"sandgate.instance": "i", "sandgate.session": "s"}
     assert volume_names("i", "s") == ("sandgate-i-s-workspace", "sandgate-i-s-home")
+
+
+def test_open_network_is_a_bridge_of_the_sessions_own() -> None:
+    host = container_options(Container("i", "s", "x", Path("/c"), network="open"))["HostConfig"]
+    assert (host["NetworkMode"], host["Dns"], host["DnsSearch"]) == ("sandgate-i-s", [], ["."])
 
 
 def test_read_only_paths_are_bound_read_only() -> None:

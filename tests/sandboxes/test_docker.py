@@ -26,6 +26,7 @@ from sandboxes.container import (
     Container,
     Storage,
     container_name,
+    labels,
     preparing_options,
 )
 from sandboxes.docker import DockerKind, DockerSandbox, Engine, engine_version
@@ -164,6 +165,44 @@ print(found, open("/etc/resolv.conf").read())
             listener.accept()
     assert ran.text.split() == ["[]", "nameserver", "127.0.0.1"]
     assert ran.seconds < 5
+
+
+async def test_an_open_network_is_the_sessions_own_and_goes_with_it(kind: DockerKind, engine: Engine) -> None:
+    """What listens on the host is reached, another session is not (F26); the bridge is gone with its sandbox."""
+    listener = socket.create_server(("0.0.0.0", 0))
+    reach = """
+import socket, sys
+with open("/proc/net/route") as routes:
+    gateway = next(line.split()[2] for line in routes if line.split()[1] == "00000000")
+host = sys.argv[1] if len(sys.argv) > 2 else socket.inet_ntoa(bytes.fromhex(gateway)[::-1])
+with socket.socket() as s:
+    s.settimeout(2)
+    try:
+        s.connect((host, int(sys.argv[-1])))
+        print("reached")
+    except OSError:
+        print("refused")
+"""
+    serve = """
+import socket
+with socket.create_server(("0.0.0.0", 7777)) as server:
+    print(socket.gethostbyname(socket.gethostname()), flush=True)
+    server.accept()
+"""
+    one, two = [await kind.open(SandboxSpec(name, network="open")) for name in ("one", "two")]
+    closed = await kind.open(SandboxSpec("three"))
+    with listener:
+        assert (await python(one, reach, str(listener.getsockname()[1]))).text == "reached\n"
+    async with await two.start(["python3", "-c", serve]) as serving:
+        address = (await serving.stdout.receive()).decode().strip()
+        assert (await python(one, reach, address, "7777")).text == "refused\n"
+        assert (await python(two, reach, address, "7777")).text == "reached\n"
+    assert (await sh(closed, "cat /proc/net/route | wc -l")).text == "1\n"
+    names = [name for name in await engine.left() if name.startswith("network")]
+    assert names == [f"network {container_name(engine.instance, name)}" for name in ("one", "two")]
+    await one.aclose()
+    await two.aclose()
+    assert [name for name in await engine.left() if name.startswith("network")] == []
 
 
 SYSTEM_CALLS = """
@@ -576,8 +615,9 @@ async def test_sweep_removes_its_own_orphans_and_nobody_elses(
     other = Engine(tmp_path / "other", instance=f"test-{secrets.token_hex(4)}")
     one = Container(other.instance, "orphan", DEFAULT_IMAGE, tmp_path)
     await other.create(preparing_options(one), container_name(other.instance, "orphan"))
+    await other.create_network(one.name, labels(other.instance, "orphan"))
     (tmp_path / "other/channels/orphan").mkdir(parents=True)
-    assert len(await other.left()) == 1
+    assert len(await other.left()) == 2
     await other.host()
     assert await other.left() == []
     assert list((tmp_path / "other/channels").iterdir()) == []

@@ -103,6 +103,12 @@ def test_remedy_names_the_setting(tmp_path: Path, setting: str, words: str) -> N
     assert words in machine.remedy_for("bwrap: No permissions to create a new namespace", tmp_path)
 
 
+async def test_an_open_network_is_refused(kind: LocalKind) -> None:
+    """It would share the host's loopback (F42)."""
+    with pytest.raises(SandboxUnavailable, match="no network"):
+        await kind.open(SandboxSpec("s", network="open"))
+
+
 async def test_files_survive_and_processes_do_not(kind: LocalKind) -> None:
     first = await kind.open(SandboxSpec("s"))
     assert not first.restored
