@@ -39,6 +39,7 @@ from gateway.settings import (
     ToolSettings,
     nearest,
 )
+from gateway.shelf import Shelf
 from gateway.spool import SpoolFolder
 from gateway.toolbox import Toolbox
 from gateway.tools.functions import FunctionTool
@@ -51,7 +52,9 @@ from sandboxes.container import DEFAULT_IMAGE
 from stores import (
     AlwaysOffload,
     NeverOffload,
+    OffloadOverBytes,
     OffloadOverChars,
+    OffloadOverLines,
     OffloadPolicy,
     ResultStore,
     Store,
@@ -256,26 +259,25 @@ async def built_gateway(settings: Settings, folder: Path, state: State) -> Async
     kinds = build_kinds(settings.profiles.values(), folder, state)
     hooks = build_hooks(settings, folder)
     toolbox = build_toolbox(settings, folder, hooks)
-    results = ResultStore(build_store(settings, folder, state))
-    rules = Rules([Rule(one.tools, build_policy(one)) for one in settings.offload.rules], toolbox.names)
+    rules = Rules([Rule(one.tools, build_policy(one, folder)) for one in settings.offload.rules], toolbox.names)
     places = SandboxPlaces(settings.server.live_sandboxes)
     retention = settings.store.retention_hours * 3600
+    store = ResultStore(build_store(settings, folder, state))
     journal = Journal.open(state.folder / "sandgate.db")
     approvals = Approvals(
         journal, ApprovalTimes(settings.server.approval_wait_seconds, settings.server.approval_expires_seconds)
     )
-    offload = Offload(rules, results, preview_characters=settings.offload.preview_chars, retention_seconds=retention)
-    workspace = WorkspaceHooks(settings, folder, build_sandbox_hooks(settings, folder), results, journal)
+    shelf = Shelf(store, journal, int(settings.store.size), settings.store.when_full)
+    offload = Offload(rules, shelf, preview_characters=settings.offload.preview_chars, retention_seconds=retention)
+    workspace = WorkspaceHooks(settings, folder, build_sandbox_hooks(settings, folder), shelf)
     gateway = Gateway(
         journal=journal,
         sessions=Sessions(settings.server.sessions),
         places=places,
         profiles=ConfiguredProfiles(settings, folder, kinds, places, hooks, toolbox, workspace),
-        runner=CallRunner(
-            Pipeline(hooks), toolbox, approvals, offload, results, journal, SpoolFolder(state.folder / "spool")
-        ),
+        runner=CallRunner(Pipeline(hooks), toolbox, approvals, offload, shelf, SpoolFolder(state.folder / "spool")),
         approvals=approvals,
-        results=results,
+        shelf=shelf,
         options=GatewayOptions(
             replay_seconds=settings.server.replay_seconds,
             stop_seconds=settings.server.stop_seconds,
@@ -288,7 +290,7 @@ async def built_gateway(settings: Settings, folder: Path, state: State) -> Async
 def check_configuration(settings: Settings, folder: Path) -> None:
     """Import all hooks and tools, and look at what profiles name, as the start does. Raises SettingsError."""
     toolbox = build_toolbox(settings, folder, build_hooks(settings, folder))
-    Rules([Rule(one.tools, build_policy(one)) for one in settings.offload.rules], toolbox.names)
+    Rules([Rule(one.tools, build_policy(one, folder)) for one in settings.offload.rules], toolbox.names)
     for name, profile in settings.profiles.items():
         for pattern in profile.tools:
             if pattern != "*" and not toolbox.definitions([pattern]):
@@ -396,13 +398,29 @@ def build_store(settings: Settings, folder: Path, state: State) -> Store:
         raise SettingsError(f"store.uri: {error.message}", error.remedy) from error
 
 
-def build_policy(rule: OffloadRule) -> OffloadPolicy:
-    match rule.when:
-        case "always":
+def build_policy(rule: OffloadRule, folder: Path) -> OffloadPolicy:
+    match rule:
+        case OffloadRule(when="always"):
             return AlwaysOffload()
-        case "never":
+        case OffloadRule(when="never"):
             return NeverOffload()
+        case OffloadRule(over_bytes=int() as most):
+            return OffloadOverBytes(int(most))
+        case OffloadRule(over_lines=int() as most):
+            return OffloadOverLines(most)
+        case OffloadRule(use=str() as path):
+            return _strangers_policy(path, folder)
     return OffloadOverChars(rule.over_chars or 0)
+
+
+def _strangers_policy(path: str, folder: Path) -> OffloadPolicy:
+    try:
+        policy: OffloadPolicy = imported(path, folder)()
+    except TypeError as error:
+        raise SettingsError(f"offload.rules: {path}: {error}", "A policy is made without arguments.") from error
+    if not callable(getattr(policy, "should_offload", None)):
+        raise SettingsError(f"offload.rules: {path}: has no should_offload", "See stores.OffloadPolicy.")
+    return policy
 
 
 def build_hook(one: HookSettings, folder: Path) -> Registered:

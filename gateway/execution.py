@@ -4,19 +4,20 @@ import hashlib
 import logging
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final
 
 import anyio
 
-from gateway.answer import build_result
+from gateway.answer import bounded, build_result
 from gateway.approvals import Approvals
 from gateway.calls import ActiveCall
+from gateway.errors import Problem
 from gateway.hooks.hook import HookContext
-from gateway.hooks.offload import Offload, Offloaded
+from gateway.hooks.offload import Offload
 from gateway.hooks.permission import Ruling
 from gateway.hooks.registered import HookBroken
-from gateway.journal import Journal, Terminal
+from gateway.journal import Terminal
 from gateway.models import (
     STREAMS,
     Approval,
@@ -25,6 +26,7 @@ from gateway.models import (
     Fault,
     Question,
     Stream,
+    TextBlock,
     ToolCall,
     ToolResult,
 )
@@ -37,15 +39,15 @@ from gateway.outcomes import (
     without_output,
 )
 from gateway.pipeline import Pipeline, Stopped, Trail
+from gateway.references import resolved
 from gateway.results import SessionResults
 from gateway.sandbox_view import SandboxView
 from gateway.sessions import Session
+from gateway.shelf import Shelf
 from gateway.spool import SpoolFolder, Spools
-from gateway.text import joined
 from gateway.toolbox import Toolbox
 from gateway.tools.tool import Outcome, Tool, ToolContext
 from sandboxes import Sink
-from stores import ResultStore, StoreError
 
 logger = logging.getLogger(__name__)
 
@@ -92,8 +94,7 @@ class CallRunner:
     toolbox: Toolbox
     approvals: Approvals
     offload: Offload
-    results: ResultStore
-    journal: Journal
+    shelf: Shelf
     spools: SpoolFolder
 
     def streams(self, keep: int) -> Spools:
@@ -104,7 +105,7 @@ class CallRunner:
         """How much of a stream somebody may want to read back: all that may be stored, else head and tail."""
         keep = max(session.limits.output, HOOK_RESULT_BYTES)
         if streamed or self.offload.may_store(tool) or self.pipeline.matching(tool, "post_tool_call"):
-            keep = max(keep, session.limits.results_size - session.results_bytes)
+            keep = max(keep, self.shelf.room(session.id))
         return keep
 
     async def run(self, session: Session, active: ActiveCall, trail: Trail) -> Terminal:
@@ -134,7 +135,7 @@ class CallRunner:
                 return await self._offloaded(session, active, result, final, trail, raw)
             except HookBroken as broken:
                 failure = broken
-        return await self._withheld(active, failure, trail, raw)
+        return await self._withheld(active, result, failure, trail, raw)
 
     async def _judged(self, session: Session, call: ToolCall, trail: Trail) -> "Judged":
         """Validation, hooks before, permission."""
@@ -147,6 +148,11 @@ class CallRunner:
                     f"This session has: {', '.join(one.name for one in session.tools)}.",
                 ),
             )
+        try:
+            arguments = await resolved(call.arguments, SessionResults(session.id, self.shelf))
+        except Problem as problem:
+            return Judged(call, invalid(problem.code, problem.message, problem.remedy))
+        call = call.model_copy(update={"arguments": arguments})
         if wrong := self.toolbox.wrong(call.tool, call.arguments):
             return Judged(call, invalid("invalid_arguments", wrong, "See the tool's schema."))
         asked = call.arguments
@@ -213,7 +219,7 @@ class CallRunner:
             hook_sandbox=SandboxView(session.sandbox, is_executable=session.kind.opens),
             stdout=sinks["stdout"],
             stderr=sinks["stderr"],
-            results=SessionResults(session.id, self.results, self.journal),
+            results=SessionResults(session.id, self.shelf),
             timeout_seconds=session.limits.call_seconds,
             max_timeout_seconds=session.limits.max_call_seconds,
             job_offsets=session.job_offsets,
@@ -239,44 +245,26 @@ class CallRunner:
         spools = active.spools
         if final.content != built.content:
             spools = await self._respooled(active, final)
-        done = await self.offload.apply(active.call, final, spools, show_uri=session.show_store_uri)
-        done = await self._bounded(session, done, spools)
+        ctx = self._hook_context(session, active.call)
+        done = await self.offload.apply(ctx, final, spools, show_uri=session.show_store_uri)
+        result = bounded(done.result, session.limits.output, cut=any(spools[stream].truncated for stream in STREAMS))
         trail.extend(done.decisions)
-        return Terminal(active.call, done.result, trail, raw, done.rows)
+        return Terminal(active.call, result, trail, raw, done.rows)
 
     async def _respooled(self, active: ActiveCall, final: ToolResult) -> Spools:
         """A hook replaced the content: what the program wrote is gone, and the new content takes its place."""
-        spools = self.streams(keep=sum(4 * len(block.text) for block in final.content) + 1)
-        for block in final.content:
+        texts = [block for block in final.content if isinstance(block, TextBlock)]
+        spools = self.streams(keep=sum(4 * len(block.text) for block in texts) + 1)
+        for block in texts:
             await spools[block.stream or "stdout"].write(block.text.encode(errors="replace"))
         active.replace_spools(spools)
         return spools
 
-    async def _bounded(self, session: Session, done: Offloaded, spools: Spools) -> Offloaded:
-        """What stayed in the answer is cut to the session's `output` a stream."""
-        stored = {one.stream for one in done.result.references}
-        limit, blocks, cut = session.limits.output, [], done.result.truncated and not stored
-        for block in done.result.content:
-            if (block.stream or "stdout") not in stored and 4 * len(block.text) > limit:
-                whole = block.text.encode(errors="replace")
-                if len(whole) > limit:
-                    half, cut = limit // 2, True
-                    block = block.model_copy(update={"text": joined(whole[:half], whole[-half:], len(whole))})
-            blocks.append(block)
-        truncated = cut or any(spools[stream].truncated for stream in STREAMS)
-        return replace(done, result=done.result.model_copy(update={"content": tuple(blocks), "truncated": truncated}))
-
-    async def _withheld(self, active: ActiveCall, broken: HookBroken, trail: Trail, raw: str) -> Terminal:
+    async def _withheld(
+        self, active: ActiveCall, built: ToolResult, broken: HookBroken, trail: Trail, raw: str
+    ) -> Terminal:
         """A hook broke after the tool ran: the caller sees nothing, the operator can read it until retention ends."""
-        rows = []
-        for stream in STREAMS:
-            if active.spools[stream].total:
-                try:
-                    rows.append(
-                        replace(await self.offload.keep(active.call, stream, active.spools[stream]), withheld=1)
-                    )
-                except StoreError as error:
-                    logger.warning("call %s: withheld output not stored: %s", active.call.id, error)
+        rows = await self.offload.withhold(active.call, built, active.spools)
         fault = Fault(
             code="hook_failed",
             message=f"the tool ran, but a hook broke: {broken.hook}: {broken.why}",

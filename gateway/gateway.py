@@ -36,8 +36,8 @@ from gateway.pipeline import Trail
 from gateway.principals import Principal, digest, new_token
 from gateway.results import SessionResults
 from gateway.sessions import RETRY_SECONDS, SandboxPlaces, Session, Sessions, new_session_id
+from gateway.shelf import Shelf
 from sandboxes import Probe, SandboxError, SandboxKind
-from stores import ResultStore, StoreError
 
 logger = logging.getLogger(__name__)
 
@@ -89,7 +89,7 @@ class Gateway:
         profiles: Profiles,
         runner: CallRunner,
         approvals: Approvals,
-        results: ResultStore,
+        shelf: Shelf,
         options: GatewayOptions,
     ) -> None:
         self.journal = journal
@@ -98,7 +98,8 @@ class Gateway:
         self.profiles = profiles
         self.runner = runner
         self.approvals = approvals
-        self.results = results
+        self.shelf = shelf
+        self.results = shelf.store
         self.options = options
         self.stopping = False
         self._stopped = anyio.Event()
@@ -147,21 +148,22 @@ class Gateway:
         if interrupted:
             logger.warning("%d calls were interrupted by the end of an earlier process", interrupted)
         for row in await self.journal.sessions():
+            used = sum(one.bytes for one in await self.journal.results(row.id))
             try:
                 session = self.profiles.session(row, SessionRequest.model_validate_json(row.request))
             except (SandgateError, ValidationError) as error:
                 logger.warning("session %s cannot go on: %s", row.id, error)
+                self.shelf.register(row.id, 0, used)
                 if row.state == "open":
                     report = CloseReport(id=row.id, state="closed", reason=f"cannot go on: {error}"[:500])
                     self.journal.end_session(report, time.time())
                 continue
             session.state, session.close_report = row.state, row.close_report
             session.sequence = await self.journal.last_sequence(row.id)
-            rows = await self.journal.results(row.id)
-            session.results_bytes = sum(one.bytes for one in rows)
+            self.shelf.register(row.id, session.limits.results_size, used)
             if row.state == "open":
                 session.last_used = time.time()  # without a gateway nobody is idle
-                await self._delete_unindexed(row.id, {one.key for one in rows})
+                await self.shelf.delete_unindexed(row.id)
             if row.state != "open":
                 session.closed.set()
             self.sessions.add(session)
@@ -179,15 +181,6 @@ class Gateway:
             for session in self.sessions.open:
                 if session.kind is kind and session.id in alive:
                     self._task_group.start_soon(session.take_up)
-
-    async def _delete_unindexed(self, session_id: str, known: set[str]) -> None:
-        """What an earlier process stored and did not live to index: nobody has its reference."""
-        try:
-            for stored in await self.results.list(session_id):
-                if stored.key not in known:
-                    await self.results.delete(session_id, stored.key)
-        except StoreError as error:
-            logger.warning("results of session %s could not be looked at: %s", session_id, error)
 
     async def drain(self, hurry: anyio.Event | None = None) -> None:
         """Accept nothing more; let calls end for `stop_seconds`, or until `hurry`, then cancel them. Returns when all
@@ -252,6 +245,7 @@ class Gateway:
         session = self.profiles.session(row, request)
         await self._check_kind(session)
         self.journal.add_session(row)
+        self.shelf.register(row.id, session.limits.results_size)
         self.sessions.add(session)
         try:
             if session.sandbox_hooks:
@@ -307,6 +301,8 @@ class Gateway:
             except Exception as error:
                 logger.exception("closing session %s", session.id)
                 report = CloseReport(id=session.id, state=state, reason=reason, failed=(f"internal: {error}",))
+            if self.shelf.has_stored(session.id):  # else an object store need not be asked
+                await self.shelf.delete_unindexed(session.id)
             session.state, session.close_report = state, report
             session.closed.set()
             self.journal.end_session(report, time.time())  # where it fails, the next start closes it again
@@ -427,7 +423,6 @@ class Gateway:
             keep_answer=active.keyed,
             result=end.result.model_copy(update={"duration_ms": duration, "hooks": _names(trail)}),
         )
-        session.results_bytes += sum(row.bytes for row in end.results)
         result = self._recorded(end)
         if active.keyed and result.status == "pending":
             self._forget_key(active)
@@ -471,7 +466,7 @@ class Gateway:
         return record
 
     def session_results(self, principal: Principal, session: Session) -> SessionResults:
-        return SessionResults(session.id, self.results, self.journal, operator=principal.role == "operator")
+        return SessionResults(session.id, self.shelf, operator=principal.role == "operator")
 
     # approvals
 
@@ -538,15 +533,11 @@ class Gateway:
         await self.close_session(session, state="expired", reason=reason)
 
     async def _tidy(self, now: float) -> None:
-        for row in await self.journal.expired_results(now):
-            try:
-                await self.results.delete(row.session_id, row.key)
-            except StoreError as error:
-                logger.warning("expired result %s of %s not deleted: %s", row.key, row.session_id, error)
-                continue
-            self.journal.mark_deleted([row], now)
         await self.approvals.expire_due()
-        self.sessions.forget(await self.journal.tidy(now - self.options.records_seconds))
+        await self.shelf.delete_expired()
+        gone = await self.journal.tidy(now - self.options.records_seconds)
+        self.sessions.forget(gone)
+        await self.shelf.forget(gone)
 
     def _check_running(self) -> None:
         if self.stopping or self._tasks is None:

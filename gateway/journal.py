@@ -141,10 +141,11 @@ class Journal:
         except sqlite3.DatabaseError as error:
             raise StateError(f"{path}: {error}", "Move the file away; a new one is made at the next start.") from error
 
-    def _write(self, statement: str, rows: Iterable[Mapping[str, Any] | Sequence[Any]]) -> None:
+    def _write(self, statement: str, rows: Iterable[Mapping[str, Any] | Sequence[Any]]) -> int:
+        """How many rows that changed."""
         with _writing(), self._writer:
             self._writer.execute("BEGIN IMMEDIATE")
-            self._writer.executemany(statement, rows)
+            return self._writer.executemany(statement, rows).rowcount
 
     def _write_one(self, statement: str, row: Mapping[str, Any] | Sequence[Any]) -> int:
         """Returns how many rows it changed."""
@@ -162,12 +163,16 @@ class Journal:
         await anyio.to_thread.run_sync(close, limiter=self._reading)
 
     async def tidy(self, ended_before: float) -> list[str]:
-        """Move the log into the database and remove the sessions that ended before, with all their records; returns
-        their ids."""
+        """Move the log into the database and remove the sessions that ended before and have no result left, with all
+        their records; returns their ids."""
         return await self._read(self._tidy, ended_before)
 
     def _tidy(self, ended_before: float) -> list[str]:
-        gone = [row["id"] for row in self._reader.execute("SELECT id FROM sessions WHERE ended < ?", (ended_before,))]
+        over = (
+            "SELECT id FROM sessions WHERE ended < ? AND NOT EXISTS"
+            " (SELECT 1 FROM results WHERE session_id = sessions.id AND deleted IS NULL)"
+        )
+        gone = [row["id"] for row in self._reader.execute(over, (ended_before,))]
         for id in gone:  # one at a time: a writer waits for no more than one
             self._reader.execute("DELETE FROM sessions WHERE id = ?", (id,))
         self._reader.execute("PRAGMA wal_checkpoint(PASSIVE)")
@@ -493,20 +498,26 @@ class Journal:
     async def expired_results(self, now: float) -> list[ResultRow]:
         return await self._read(self._results, "expires < ?", now)
 
+    async def oldest_results(self, session_id: str | None) -> list[ResultRow]:
+        """The first stored that still have their bytes, a thousand at most: of one session, or of all."""
+        condition = "session_id = ?" if session_id is not None else "? IS NULL"
+        return await self._read(self._results, f"{condition} ORDER BY created, key LIMIT 1000", session_id)
+
     def _results(self, condition: str, value: Any) -> list[ResultRow]:
         rows = self._reader.execute(
             f"SELECT * FROM results WHERE deleted IS NULL AND {condition}",  # noqa: S608
             (value,),
-        )  # the conditions are the two above
+        )  # the conditions are the ones above
         return [ResultRow(**dict(row)) for row in rows]
 
     def forget_results(self, rows: Sequence[ResultRow]) -> None:
         """Remove results that nobody was ever told of; their keys are free again."""
         self._write("DELETE FROM results WHERE session_id = ? AND key = ?", [(row.session_id, row.key) for row in rows])
 
-    def mark_deleted(self, rows: Sequence[ResultRow], now: float) -> None:
-        self._write(
-            "UPDATE results SET deleted = ? WHERE session_id = ? AND key = ?",
+    def mark_deleted(self, rows: Sequence[ResultRow], now: float) -> int:
+        """Note that the bytes are gone; returns of how many that was news."""
+        return self._write(
+            "UPDATE results SET deleted = ? WHERE session_id = ? AND key = ? AND deleted IS NULL",
             [(now, row.session_id, row.key) for row in rows],
         )
 

@@ -33,6 +33,8 @@ OUTPUT_STATUSES: Final = frozenset({"ok", "exit", "failed", "signal", "timeout",
 """Statuses with a program's output: only these are ever offloaded."""
 
 Stream = Literal["stdout", "stderr"]
+Part = Literal["stdout", "stderr", "structured", "media"]
+"""What of a result can be stored: a program's streams, the structured content, an image or sound."""
 STREAMS: Final = get_args(Stream)
 Source = Literal["builtin", "function", "command", "hook", "upstream"]
 Arguments = dict[str, JsonValue]
@@ -52,11 +54,36 @@ class TextBlock(Wire):
     stream: Stream | None = None
 
 
+class MediaBlock(Wire):
+    """An image or sound in MCP's shape; `data` is base64."""
+
+    type: Literal["image", "audio"]
+    data: str
+    mimeType: Annotated[str, Field(max_length=200)]
+
+    @property
+    def stream(self) -> None:
+        """No program printed it."""
+        return None
+
+    @property
+    def text(self) -> str:
+        """What a reader of text is told."""
+        return f"[{self.type}: {self.size:,} bytes of {self.mimeType}]"
+
+    @property
+    def size(self) -> int:
+        return len(self.data) * 3 // 4 - self.data[-2:].count("=")
+
+
+Block = Annotated[TextBlock | MediaBlock, Field(discriminator="type")]
+
+
 class Reference(Wire):
     """A stored result: `reference` is opened by `fsspec.open`; `store_uri` only where the profile shows it."""
 
     reference: str
-    stream: Stream = "stdout"
+    stream: Part = "stdout"
     bytes: int
     media_type: str
     sha256: str
@@ -78,7 +105,7 @@ class ToolResult(Wire):
     call_id: str | None = None
     tool: str
     status: Status
-    content: tuple[TextBlock, ...] = ()
+    content: tuple[Block, ...] = ()
     structured: JsonValue = None
     exit_code: int | None = None
     error: Fault | None = None

@@ -3,13 +3,14 @@
 import re
 import time
 from collections.abc import AsyncIterable, AsyncIterator, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
 from gateway.errors import Gone, NotFound, Unavailable, Unprocessable
-from gateway.journal import Journal, ResultRow
-from stores import Damaged, PatternRefused, ResultStore, StoreError
+from gateway.journal import ResultRow
+from gateway.shelf import Shelf
+from stores import Damaged, PatternRefused, StoreError
 from stores import NotFound as Missing
 
 _REFERENCE: Final = re.compile(r"sandgate://(s-[0-9a-f]{32})/results/([A-Za-z0-9._/-]{1,400})")
@@ -20,13 +21,12 @@ class SessionResults:
     """Reads one session's results; `operator` also sees what a broken hook withheld."""
 
     session_id: str
-    store: ResultStore
-    journal: Journal
+    shelf: Shelf
     operator: bool = False
 
     async def row(self, key: str) -> ResultRow:
         """The index entry. Raises NotFound (absent, forged, withheld) or Gone (expired, deleted)."""
-        row = await self.journal.result(self.session_id, key)
+        row = await self.shelf.journal.result(self.session_id, key)
         if row is None or (row.withheld and not self.operator):
             raise NotFound("no such result", "List the session's results.")
         if row.deleted is not None or row.expires < time.time():
@@ -51,9 +51,9 @@ class SessionResults:
         whole = start == 0 and (end is None or end >= row.bytes)
         with _as_problems():
             chunks = (
-                self.store.read_whole(self.session_id, row.key, row.sha256)
+                self.shelf.store.read_whole(self.session_id, row.key, row.sha256)
                 if whole
-                else self.store.read(self.session_id, row.key, start, end)
+                else self.shelf.store.read(self.session_id, row.key, start, end)
             )
             async for chunk in chunks:
                 yield chunk
@@ -62,19 +62,23 @@ class SessionResults:
         """Lines `first..last` (from 1, both included), and whether `max_bytes` cut them."""
         row = await self.find(reference)
         with _as_problems():
-            page = await self.store.lines(self.session_id, row.key, first, last, max_bytes=max_bytes)
+            page = await self.shelf.store.lines(self.session_id, row.key, first, last, max_bytes=max_bytes)
         return "\n".join(page.lines), page.truncated
 
     async def grep(self, reference: str, pattern: str, max_bytes: int) -> tuple[str, bool]:
         """Matching lines as `number:text`. Linear-time expressions (RE2); raises Unprocessable for others."""
         row = await self.find(reference)
         with _as_problems():
-            page = await self.store.grep(self.session_id, row.key, pattern, max_bytes=max_bytes)
+            page = await self.shelf.store.grep(self.session_id, row.key, pattern, max_bytes=max_bytes)
         return "".join(f"{line.number}:{line.text}\n" for line in page.lines), page.truncated
+
+    async def delete(self, reference: str) -> None:
+        """Delete one result; whoever asks for it again is told that it is gone."""
+        await self.shelf.delete([await self.find(reference)])
 
     async def put(self, key: str, source: AsyncIterable[bytes] | bytes, media_type: str, expires: float) -> ResultRow:
         """Store something that no call printed (a collected file), and index it."""
-        stored = await self.store.put(self.session_id, key, source, media_type)
+        stored = await self.shelf.put(self.session_id, key, source, media_type)
         row = ResultRow(
             session_id=self.session_id,
             key=key,
@@ -86,16 +90,13 @@ class SessionResults:
             created=time.time(),
             expires=expires,
         )
-        self.journal.add_result(row)
+        self.shelf.journal.add_result(row)
         return row
 
     async def forget_below(self, prefix: str) -> None:
         """Delete what nobody was ever told of, such as the part of a collection that a crash has ended."""
-        rows = [row for row in await self.journal.results(self.session_id) if row.key.startswith(f"{prefix}/")]
-        for row in rows:
-            with suppress(Missing):
-                await self.store.delete(self.session_id, row.key)
-        self.journal.forget_results(rows)
+        rows = await self.shelf.journal.results(self.session_id)
+        await self.shelf.unindex([row for row in rows if row.key.startswith(f"{prefix}/")])
 
 
 @contextmanager

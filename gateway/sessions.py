@@ -105,7 +105,6 @@ class Session:
     job_offsets: dict[str, int] = field(default_factory=dict)
     close_report: CloseReport | None = None
     closed: anyio.Event = field(default_factory=anyio.Event)
-    results_bytes: int = 0
     not_enforced: tuple[str, ...] = ()
     inputs: Mapping[str, SessionInput] = field(default_factory=dict)
 

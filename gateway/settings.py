@@ -184,19 +184,25 @@ class StoreSettings(Wire):
     uri: str | None = None
     options: dict[str, JsonValue] = Field(default_factory=dict)
     retention_hours: Annotated[float, Field(gt=0)] = 24
+    size: ByteSize = ByteSize(20 << 30)
+    when_full: Literal["refuse", "oldest"] = "refuse"
 
 
 class OffloadRule(Wire):
-    """Which results of which tools are stored: exactly one of `when` and `over_chars`."""
+    """Which results of which tools are stored: exactly one condition. `use` is a policy of yours by dotted path."""
 
     tools: Annotated[tuple[str, ...], Field(min_length=1)]
     when: Literal["always", "never"] | None = None
     over_chars: Annotated[int, Field(ge=0)] | None = None
+    over_bytes: Annotated[ByteSize, Field(ge=0)] | None = None
+    over_lines: Annotated[int, Field(ge=0)] | None = None
+    use: str | None = None
 
     @model_validator(mode="after")
     def _one_condition(self) -> Self:
-        if (self.when is None) == (self.over_chars is None):
-            raise ValueError("give exactly one of 'when' and 'over_chars'")
+        conditions = (self.when, self.over_chars, self.over_bytes, self.over_lines, self.use)
+        if sum(one is not None for one in conditions) != 1:
+            raise ValueError("give exactly one of 'when', 'over_chars', 'over_bytes', 'over_lines' and 'use'")
         return self
 
 

@@ -7,15 +7,16 @@ from pathlib import Path
 from typing import Final
 
 from gateway.errors import SettingsError, Unprocessable
-from gateway.journal import Journal, SessionRow
+from gateway.journal import SessionRow
 from gateway.models import SeedFile, SeedUri, SessionRequest
 from gateway.results import SessionResults
 from gateway.settings import Profile, Settings
+from gateway.shelf import Shelf
 from gateway.workspace_hooks.collect import CollectWorkspace
 from gateway.workspace_hooks.seed import FromHost, FromUri, Inline, SeedSource, SeedWorkspace
 from gateway.workspace_hooks.setup import SetupCommand
 from sandboxes import SandboxHook
-from stores import ResultStore, Source, Store, StoredObject, StoreError
+from stores import Source, Store, StoredObject, StoreError
 
 _CALLERS_PLACE: Final = re.compile(r"([a-z][a-z0-9+.-]{0,20}://)?[A-Za-z0-9._~/ @=+,-]{1,1000}")
 """What a caller may name: nothing that some protocol decodes, expands or chains."""
@@ -28,8 +29,7 @@ class WorkspaceHooks:
     settings: Settings
     folder: Path
     own: Mapping[str, Sequence[SandboxHook]]
-    results: ResultStore
-    journal: Journal
+    shelf: Shelf
 
     def of(self, row: SessionRow, profile: Profile, request: SessionRequest, size: int) -> tuple[SandboxHook, ...]:
         """Seeds, the operator's own, the setup, then what collects: at the end it comes first. Raises Unprocessable."""
@@ -45,7 +45,7 @@ class WorkspaceHooks:
         hooks += [CollectWorkspace(globs, _folder_target(to, row.id), max_bytes=size) for to, globs in targets.items()]
         if request.collect:
             expires = row.expires + self.settings.store.retention_hours * 3600
-            own = ResultsTarget(SessionResults(row.id, self.results, self.journal), "collected", expires)
+            own = ResultsTarget(SessionResults(row.id, self.shelf), "collected", expires)
             hooks.append(CollectWorkspace(request.collect, own, max_bytes=size))
         return tuple(hooks)
 

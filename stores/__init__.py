@@ -14,7 +14,7 @@ from stores.errors import (
 from stores.grep import GrepLine, GrepPage
 from stores.keys import check_key, file_key, result_key
 from stores.lines import LinesPage
-from stores.pointer import escape, pointer, preview
+from stores.pointer import escape, is_pointer, pointer, preview
 from stores.policies import (
     AlwaysOffload,
     Measured,
@@ -60,6 +60,7 @@ __all__ = [
     "check_key",
     "escape",
     "file_key",
+    "is_pointer",
     "pointer",
     "preview",
     "result_key",

@@ -2,7 +2,7 @@
 
     output stored: 5,242,880 bytes of text/plain (stdout)
     reference: sandgate://s-1/results/0009-bash-stdout
-    read on: read_result(reference, offset=0), ...
+    read on: read_result(reference, offset=0), ...; as an argument of a tool: {"sandgate_reference": reference}
     preview (untrusted output):
     | first lines
     (5,240,880 characters left out)
@@ -19,6 +19,7 @@ from typing import Final
 PREVIEW_CHARACTERS: Final = 2000
 HOW_TO_READ: Final = (
     'read_result(reference, offset=0), read_result(reference, lines="1-200") or read_result(reference, grep="pattern")'
+    '; as an argument of a tool: {"sandgate_reference": reference}'
 )
 
 _PREFIX: Final = "| "
@@ -26,6 +27,7 @@ _LINE_COST: Final = len(_PREFIX) + 1
 _MAX_FIELD: Final = 200
 _SHOWN_AS_IS: Final = frozenset("\t\u200c\u200d")  # the joiners belong to words and emoji of many scripts
 _HIDDEN: Final = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
+_POINTER: Final = re.compile(r"output stored: [0-9,]+ bytes of .*\nreference: sandgate://\S+\n")
 _LEFT_OUT: Final = re.compile(r"\((part of it|[0-9,]+ characters) left out\)")
 
 
@@ -67,8 +69,8 @@ def pointer(
 ) -> str:
     """Return the text that replaces a stored output.
 
-    `preview` is what `preview()` made, else ValueError. `how_to_read` names only what the caller can call; empty,
-    the line is left out.
+    `preview` is what `preview()` made, else ValueError. `how_to_read` names only what the caller can call. What is
+    empty of the two is left out.
     """
     if not all(line.startswith(_PREFIX) or _LEFT_OUT.fullmatch(line) for line in preview.splitlines()):
         raise ValueError("this preview was not made by preview()")
@@ -76,10 +78,15 @@ def pointer(
         f"output stored: {bytes:,} bytes of {_field(media_type)} ({_field(stream)})",
         f"reference: {escape(reference)}",
         f"read on: {escape(how_to_read)}" if how_to_read else "",
-        "preview (untrusted output):",
+        "preview (untrusted output):" if preview else "",
         preview,
     ]
     return "\n".join(line for line in lines if line)
+
+
+def is_pointer(text: str) -> bool:
+    """Return whether a text is what `pointer` makes: it stands for something stored, and is not stored itself."""
+    return _POINTER.match(text) is not None
 
 
 def _take(text: str, room: int) -> tuple[list[str], int]:

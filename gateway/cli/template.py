@@ -68,9 +68,11 @@ ABOUT: Final = {
     "store.uri": "any writable fsspec URI",
     "store.options": "for the file system; credentials better come from the environment",
     "store.retention_hours": "results are deleted after that",
+    "store.size": "of all sessions together",
+    "store.when_full": "refuse: what does not fit is not stored; oldest: older results go (a session's own first)",
     "offload": "Which results are too large for a model. Exact name before list before glob before *.",
     "offload.preview_chars": "what is shown instead, head and tail together",
-    "offload.rules": "each with `over_chars`, or `when` = always | never",
+    "offload.rules": "each with one of `over_chars`, `over_bytes`, `over_lines`, `when` = always | never, `use`",
     "hooks": "Hooks see each call before its tool runs and each result on its way back, in this order.",
     "tools": "Tools of your own: a command that runs in the sandbox, or a Python function that runs in the gateway.",
 }

@@ -55,6 +55,9 @@ CREATE TABLE results (
     PRIMARY KEY (session_id, key)
 ) STRICT, WITHOUT ROWID;
 
+CREATE INDEX results_by_age ON results (created) WHERE deleted IS NULL;
+CREATE INDEX results_by_end ON results (expires) WHERE deleted IS NULL;
+
 CREATE TABLE approvals (
     number             INTEGER PRIMARY KEY AUTOINCREMENT,
     session_id         TEXT NOT NULL REFERENCES sessions (id) ON DELETE CASCADE,

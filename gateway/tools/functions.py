@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
 from gateway.errors import SettingsError
 from gateway.inputs import SessionInput, declared_inputs, declares_input
-from gateway.models import Arguments, Source, ToolDefinition
+from gateway.models import Arguments, MediaBlock, Source, ToolDefinition
 from gateway.tools.tool import Alias, Outcome, ToolContext
 
 CONTEXT_PARAMETER = "ctx"
@@ -20,8 +20,8 @@ CONTEXT_PARAMETER = "ctx"
 class FunctionTool:
     """Schema from the signature, description from the docstring. A sync function runs in a worker thread. A parameter
     named `ctx` gets the ToolContext, with `ctx.hook_sandbox` to act inside; one that is a session input
-    (`Annotated[T, Depends(T)]`) its value; a model is told of neither. A string is the result's text, anything else
-    its JSON."""
+    (`Annotated[T, Depends(T)]`) its value; a model is told of neither. A string or bytes are the result's text, a
+    MediaBlock (or a list of these) its images and sounds, anything else is written as JSON."""
 
     aliases: ClassVar[tuple[Alias, ...]] = ()
     needs_sandbox: ClassVar[bool] = False
@@ -87,11 +87,20 @@ class FunctionTool:
         values |= {name: ctx.session.input(kind) for name, kind in self.inputs.items()}
         with anyio.fail_after(ctx.timeout_seconds):
             answer = await self._call(values)
-        text = answer if isinstance(answer, str) else json.dumps(answer, default=str)
-        await ctx.stdout.write(text.encode(errors="replace"))
+        media = answer if isinstance(answer, list | tuple) else [answer]
+        if media and all(isinstance(one, MediaBlock) for one in media):
+            return Outcome(media=tuple(media))
+        await ctx.stdout.write(_bytes(answer))
         return Outcome()
 
     async def _call(self, values: dict[str, Any]) -> Any:
         if inspect.iscoroutinefunction(self._function):
             return await self._function(**values)
         return await anyio.to_thread.run_sync(functools.partial(self._function, **values), abandon_on_cancel=True)
+
+
+def _bytes(answer: Any) -> bytes:
+    if isinstance(answer, bytes):
+        return answer
+    text = answer if isinstance(answer, str) else json.dumps(answer, default=str)
+    return text.encode(errors="replace")

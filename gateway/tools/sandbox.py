@@ -1,5 +1,6 @@
 """The built-in tools that act inside the sandbox: bash, python, and the file tools."""
 
+import base64
 import json
 import re
 from collections.abc import Iterable, Sequence
@@ -9,12 +10,12 @@ from typing import Any, ClassVar, Final
 from pydantic import JsonValue
 
 from gateway.matching import glob_matches
-from gateway.models import Arguments, ToolDefinition
+from gateway.models import Arguments, MediaBlock, ToolDefinition
 from gateway.tools.jobs import JOB_TOOLS, start_in_background
 from gateway.tools.tool import Alias, Outcome, Tool, ToolContext
 from sandboxes import JOBS, WORKSPACE, Entry, ExecResult, FileRefused, Sandbox, Sink
 
-MAX_TEXT_FILE: Final = 10 << 20
+MAX_FILE: Final = 10 << 20
 READ_LINES: Final = 2000
 MAX_PAGE: Final = 30_000
 MAX_LINE: Final = 2000
@@ -33,6 +34,12 @@ def _count(description: str, minimum: int = 0) -> dict[str, Any]:
     return {"type": "integer", "minimum": minimum, "description": description}
 
 
+_IMAGES: Final = {
+    b"\x89PNG\r\n\x1a\n": "image/png",
+    b"\xff\xd8\xff": "image/jpeg",
+    b"GIF87a": "image/gif",
+    b"GIF89a": "image/gif",
+}
 _FILE_PATH: Final = _text("Path of the file, absolute or relative to /workspace.", minLength=1)
 _FOLDER: Final = _text("Folder to look in; default: the workspace.", minLength=1)
 _TIMEOUT: Final = {
@@ -167,14 +174,20 @@ class Python:
         return await run_command(["python3", "-c", str(arguments["code"])], arguments, ctx)
 
 
-async def _read_text(sandbox: Sandbox, path: str) -> str:
+async def _read(sandbox: Sandbox, path: str) -> bytes:
     content = bytearray()
-    async for chunk in sandbox.read(path, 0, MAX_TEXT_FILE + 1):
+    async for chunk in sandbox.read(path, 0, MAX_FILE + 1):
         content += chunk
-    if len(content) > MAX_TEXT_FILE:
-        raise FileRefused(
-            f"{path}: over {MAX_TEXT_FILE >> 20} MiB", "Use bash: sed -n, head, rg.", code="content_too_large"
-        )
+    if len(content) > MAX_FILE:
+        raise FileRefused(f"{path}: over {MAX_FILE >> 20} MiB", "Use bash: sed -n, head, rg.", code="content_too_large")
+    return bytes(content)
+
+
+async def _read_text(sandbox: Sandbox, path: str) -> str:
+    return _decoded(path, await _read(sandbox, path))
+
+
+def _decoded(path: str, content: bytes) -> str:
     try:
         return content.decode()
     except UnicodeDecodeError:
@@ -195,7 +208,8 @@ class ReadFile:
         name="read_file",
         description=(
             f"Read a text file as numbered lines. Pages by itself: at most {READ_LINES} lines and "
-            f"{MAX_PAGE:,} characters a call; go on with offset. Lines are cut at {MAX_LINE:,} characters."
+            f"{MAX_PAGE:,} characters a call; go on with offset. Lines are cut at {MAX_LINE:,} characters. An image "
+            "(PNG, JPEG, GIF, WebP) comes back as one."
         ),
         parameters=_schema(
             ["file_path"],
@@ -210,7 +224,11 @@ class ReadFile:
     async def run(self, arguments: Arguments, ctx: ToolContext) -> Outcome:
         sandbox = await ctx.sandbox()
         path, first = str(arguments["file_path"]), int(str(arguments.get("offset", 1)))
-        lines = (await _read_text(sandbox, path)).split("\n")
+        content = await _read(sandbox, path)
+        if (kind := image_type(content)) is not None:
+            data = base64.b64encode(content).decode()
+            return Outcome(media=(MediaBlock(type="image", data=data, mimeType=kind),))
+        lines = _decoded(path, content).split("\n")
         if lines[-1] == "":
             lines.pop()
         wanted = lines[first - 1 : first - 1 + min(int(str(arguments.get("limit", READ_LINES))), READ_LINES)]
@@ -225,6 +243,13 @@ class ReadFile:
         last = first - 1 + len(page)
         notes = (f"lines {first}-{last} of {len(lines)}; go on with offset={last + 1}",) if last < len(lines) else ()
         return Outcome(notes=notes)
+
+
+def image_type(content: bytes) -> str | None:
+    """The media type of an image that models look at, by its first 12 bytes."""
+    if content[:4] == b"RIFF" and content[8:12] == b"WEBP":
+        return "image/webp"
+    return next((kind for magic, kind in _IMAGES.items() if content.startswith(magic)), None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Protocol
 from pydantic import JsonValue
 
 from gateway.hooks.hook import HookSandbox, SessionInfo
-from gateway.models import Arguments, Status, ToolDefinition
+from gateway.models import Arguments, MediaBlock, Status, ToolDefinition
 from sandboxes import Sandbox, Sink
 
 
@@ -21,6 +21,7 @@ class Outcome:
     message: str = ""
     remedy: str = ""
     structured: JsonValue = None
+    media: tuple[MediaBlock, ...] = ()
     notes: tuple[str, ...] = ()
 
 

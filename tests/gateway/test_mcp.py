@@ -145,6 +145,20 @@ async def test_a_large_result_is_a_link_that_can_be_read_in_parts(server: Served
 
 
 @pytest.mark.parametrize("mode", ERAS)
+async def test_an_image_is_an_image(server: Served, mode: str) -> None:
+    """R75: a block of its own kind, with a word about it for models that see none."""
+    opened = await server.session()
+    async with speaking(server, opened["token"], mode) as client:
+        await client.call_tool("bash", {"command": "printf GIF89a > a"})
+        result = await client.call_tool("read_file", {"file_path": "a"})
+    text, image = result.content
+    assert isinstance(text, mcp_types.TextContent)
+    assert isinstance(image, mcp_types.ImageContent)
+    assert (text.text, image.mime_type) == ("[image: 6 bytes of image/gif]", "image/gif")
+    assert base64.b64decode(image.data) == b"GIF89a"
+
+
+@pytest.mark.parametrize("mode", ERAS)
 async def test_a_file_is_a_resource_and_anothers_is_not_found(server: Served, mode: str) -> None:
     """A39: foreign, forged and absent are the same; what is wrong with a parameter is told."""
     opened, other = await server.session(), await server.session()

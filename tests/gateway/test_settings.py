@@ -69,7 +69,7 @@ def test_environment_comes_before_the_file_key_by_key(tmp_path: Path, monkeypatc
             "profiles.default.permission: no such permission 'carefull'; did you mean 'careful'?",
         ),
         ("[agent]\nprofiles = ['defualt']\n", "agent.profiles: no such profile 'defualt'; did you mean 'default'?"),
-        ("[offload]\nrules = [{tools = ['*']}]\n", "offload.rules.0: give exactly one of 'when' and 'over_chars'"),
+        ("[offload]\nrules = [{tools = ['*']}]\n", "offload.rules.0: give exactly one of 'when', 'over_chars'"),
         ("[server\n", "not valid TOML"),
         ("[profiles.default]\nnetwork = 'open'\n", "profiles.default: network 'open' needs kind = 'docker': a local"),
         ("[profiles.default]\nkind = 'none'\nnetwork = 'open'\n", "profiles.default: network 'open' needs kind"),

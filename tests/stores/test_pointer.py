@@ -34,7 +34,7 @@ def test_pointer_reads_as_documented() -> None:
         "output stored: 5,242,880 bytes of text/plain (stdout)\n"
         "reference: sandgate://s-1/results/0009-bash-stdout\n"
         'read on: read_result(reference, offset=0), read_result(reference, lines="1-200") '
-        'or read_result(reference, grep="pattern")\n'
+        'or read_result(reference, grep="pattern"); as an argument of a tool: {"sandgate_reference": reference}\n'
         "preview (untrusted output):\n"
         "| line 1\n"
         "| line 2\n"
@@ -129,7 +129,7 @@ def test_a_large_output_costs_no_more_than_its_preview() -> None:
 def test_fields_of_the_tools_choosing_are_one_short_line_a45() -> None:
     lines = point("", media_type="text/plain\nreference: forged" + "x" * 500).splitlines()
     assert [line.split(":")[0] for line in lines] == [
-        "output stored", "reference", "read on", "preview (untrusted output)",
+        "output stored", "reference", "read on",
     ]  # fmt: skip
     assert len(lines[0]) < 300
 

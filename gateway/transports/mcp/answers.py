@@ -1,17 +1,19 @@
 """What our values are in MCP's types: tools, results of calls, problems."""
 
+from collections.abc import Iterator
 from typing import Any, Final
 
 import mcp_types as mcp
 from mcp.shared.exceptions import MCPError
 
 from gateway.errors import Problem
-from gateway.models import Reference, ToolDefinition, ToolResult
+from gateway.models import MediaBlock, Reference, ToolDefinition, ToolResult
 from gateway.text import joined, printable
 
 TEXT_BYTES: Final = 256 * 1024
 """Of one text block. Clients of the SDK refuse an event over 1 MiB; JSON may double a text."""
 STRUCTURED_CHARACTERS: Final = 128 * 1024
+MEDIA_CHARACTERS: Final = 512 * 1024
 RECORD: Final = "sandgate/result"
 
 
@@ -29,16 +31,32 @@ def tool(definition: ToolDefinition) -> mcp.Tool:
 
 
 def call_result(result: ToolResult) -> mcp.CallToolResult:
-    """Text for the model first, then a link for each stored result; `structured_content` is the tool's own object, or
-    how the call ended. The whole record but its text is in `_meta`."""
+    """Text for the model first, then images and sounds, then a link for each stored result; `structured_content` is the
+    tool's own object, or how the call ended. The whole record but its text is in `_meta`."""
     record = result.model_dump(mode="json", exclude={"content", "structured"}, exclude_defaults=True)
     ended = {"status": result.status, "exit_code": result.exit_code}
     return mcp.CallToolResult(
-        content=[mcp.TextContent(type="text", text=bounded(result.text)), *map(_link, result.references)],
+        content=[
+            mcp.TextContent(type="text", text=bounded(result.text)),
+            *_media(result),
+            *map(_link, result.references),
+        ],
         structured_content=_small(result.structured) if isinstance(result.structured, dict) else ended,
         is_error=result.is_error,
         _meta={RECORD: record},
     )
+
+
+def _media(result: ToolResult) -> Iterator[mcp.ImageContent | mcp.AudioContent]:
+    """The images and sounds that an event has room for; the text names each, also one that is left out."""
+    room = MEDIA_CHARACTERS
+    for block in result.content:
+        if isinstance(block, MediaBlock) and len(block.data) <= room:
+            room -= len(block.data)
+            if block.type == "image":
+                yield mcp.ImageContent(type="image", data=block.data, mime_type=block.mimeType)
+            else:
+                yield mcp.AudioContent(type="audio", data=block.data, mime_type=block.mimeType)
 
 
 def refused(problem: Problem) -> mcp.CallToolResult:

@@ -93,7 +93,7 @@ class Handlers:
 
     async def read_resource(self, ctx: Context, params: mcp.ReadResourceRequestParams) -> mcp.ReadResourceResult:
         session = self.asker(ctx).session
-        results = SessionResults(session.id, self.gateway.results, self.gateway.journal)
+        results = SessionResults(session.id, self.gateway.shelf)
         content = await resources.contents(session, results, str(params.uri))
         return mcp.ReadResourceResult(contents=[content], ttl_ms=0, cache_scope="private")
 
