@@ -18,7 +18,7 @@ from gateway.approvals import Approvals, ApprovalTimes
 from gateway.errors import NotFound, SettingsError, StateError, Unprocessable
 from gateway.execution import CallRunner
 from gateway.gateway import Gateway, GatewayOptions, Profiles
-from gateway.hooks.hook import FILTER, POINTS, Hook
+from gateway.hooks.hook import AGENT_POINTS, FILTER, POINTS, Hook
 from gateway.hooks.offload import Offload, Rule, Rules
 from gateway.hooks.permission import Permissions, session_policy
 from gateway.hooks.registered import Registered
@@ -216,7 +216,7 @@ class ConfiguredProfiles(Profiles):
     def _needed_inputs(self, tools: Sequence[ToolDefinition]) -> Iterator[type[SessionInput]]:
         """What the hooks over these tools, and the tools themselves, declare."""
         for hook in self._hooks:
-            if any(matches(tool.name, hook.tools) for tool in tools):
+            if AGENT_POINTS.keys() & hook.methods.keys() or any(matches(tool.name, hook.tools) for tool in tools):
                 yield from hook.inputs
         for definition in tools:
             if isinstance(tool := self._toolbox.get(definition.name), FunctionTool):

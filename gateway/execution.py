@@ -231,8 +231,10 @@ class CallRunner:
             return failed_outcome(error, call)
 
     def _hook_context(self, session: Session, call: ToolCall, body: Body | None = None) -> HookContext:
+        turn = session.turns.get(call.turn_id)
         return HookContext(
             session=session.info(call.turn_id, call.hook_context),
+            turn=turn.info() if turn else None,
             call=call,
             tools=session.tools,
             sandbox=SandboxView(session.sandbox, is_executable=session.kind.opens),

@@ -12,6 +12,7 @@ import anyio
 from anyio.abc import TaskGroup, TaskStatus
 from pydantic import ValidationError
 
+from gateway.agent_points import AgentPoints
 from gateway.approvals import Approvals
 from gateway.calls import ActiveCall
 from gateway.errors import Forbidden, NotFound, SandgateError, Unavailable, Unprocessable
@@ -30,6 +31,7 @@ from gateway.models import (
     SessionState,
     ToolCall,
     ToolResult,
+    TurnRecord,
 )
 from gateway.outcomes import opening_problem, without_output
 from gateway.pipeline import Trail
@@ -100,6 +102,7 @@ class Gateway:
         self.approvals = approvals
         self.shelf = shelf
         self.results = shelf.store
+        self.agent_points = AgentPoints(runner.pipeline, journal)
         self.options = options
         self.stopping = False
         self._stopped = anyio.Event()
@@ -162,6 +165,7 @@ class Gateway:
             session.sequence = await self.journal.last_sequence(row.id)
             self.shelf.register(row.id, session.limits.results_size, used)
             if row.state == "open":
+                session.turns.restore(*await self.journal.turns_left(row.id))
                 session.last_used = time.time()  # without a gateway nobody is idle
                 await self.shelf.delete_unindexed(row.id)
             if row.state != "open":
@@ -342,6 +346,8 @@ class Gateway:
         if tool is not None and tool.needs_sandbox and not session.sandbox_alive:
             self.places.check()
         session.sequence = call.sequence
+        if turn := session.turns.get(call.turn_id):
+            turn.tool_call_counts[call.tool] += 1
         active = self._active(session, call, keyed=key is not None, streamed=streamed)
         session.running[call.id] = active
         try:
@@ -463,6 +469,12 @@ class Gateway:
         record = await self.journal.call(session.id, call_id)
         if record is None:
             raise NotFound("no such call", "List the session's calls.")
+        return record
+
+    async def turn_record(self, session: Session, turn_id: str) -> TurnRecord:
+        record = await self.journal.turn(session.id, turn_id)
+        if record is None:
+            raise NotFound("no such turn", "Begin one with POST .../turns.")
         return record
 
     def session_results(self, principal: Principal, session: Session) -> SessionResults:

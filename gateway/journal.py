@@ -35,6 +35,7 @@ from gateway.models import (
     SessionState,
     ToolCall,
     ToolResult,
+    TurnRecord,
 )
 
 MAX_ARGUMENTS_BYTES: Final = 64 * 1024
@@ -480,6 +481,54 @@ class Journal:
         """Microseconds since 1970, each given once: they grow over restarts and removals too."""
         self._revision = max(self._revision + 1, int(time.time() * 1_000_000))
         return self._revision
+
+    # turns
+
+    def add_turn(self, record: TurnRecord) -> None:
+        self._write_one(
+            "INSERT INTO turns (session_id, id, record) VALUES (?, ?, ?)",
+            (record.session_id, record.id, record.model_dump_json()),
+        )
+
+    def update_turn(self, record: TurnRecord, decisions: Sequence[DecisionRecord]) -> None:
+        """Where the turn stands now, and what was decided since."""
+        with _writing(), self._writer:
+            self._writer.execute("BEGIN IMMEDIATE")
+            self._writer.execute(
+                "UPDATE turns SET ended = ?, record = ? WHERE session_id = ? AND id = ?",
+                (record.ended, record.model_dump_json(), record.session_id, record.id),
+            )
+            self._writer.executemany(
+                "INSERT INTO turn_decisions (session_id, turn_id, decision) VALUES (?, ?, ?)",
+                [(record.session_id, record.id, one.model_dump_json()) for one in decisions],
+            )
+
+    async def turn(self, session_id: str, id: str) -> TurnRecord | None:
+        return await self._read(self._turn, session_id, id)
+
+    def _turn(self, session_id: str, id: str) -> TurnRecord | None:
+        where = (session_id, id)
+        row = self._reader.execute("SELECT record FROM turns WHERE session_id = ? AND id = ?", where).fetchone()
+        if row is None:
+            return None
+        rows = self._reader.execute(
+            "SELECT decision FROM turn_decisions WHERE session_id = ? AND turn_id = ? ORDER BY rowid", where
+        )
+        decisions = tuple(DecisionRecord.model_validate_json(one["decision"]) for one in rows)
+        return TurnRecord.model_validate_json(row["record"]).model_copy(update={"decisions": decisions})
+
+    async def turns_left(self, session_id: str) -> tuple[int, list[TurnRecord]]:
+        """How many turns the session had, and those that had not ended."""
+        return await self._read(self._turns_left, session_id)
+
+    def _turns_left(self, session_id: str) -> tuple[int, list[TurnRecord]]:
+        count = self._reader.execute("SELECT COUNT(*) FROM turns WHERE session_id = ?", (session_id,)).fetchone()[0]
+        rows = self._reader.execute(
+            "SELECT record FROM turns WHERE session_id = ? AND ended IS NULL", (session_id,)
+        ).fetchall()
+        return count, sorted(
+            (TurnRecord.model_validate_json(row["record"]) for row in rows), key=lambda one: one.started
+        )
 
     # results
 

@@ -170,6 +170,70 @@ class ToolDefinition(Wire):
     open_world: bool = False
 
 
+Content = str | tuple[dict[str, JsonValue], ...]
+"""What users and models say: text, or blocks in the shape of the agent's own API."""
+
+
+class TokenUsage(Wire):
+    """Tokens of one answer, or of a whole turn, as the agent reports them."""
+
+    input_tokens: Annotated[int, Field(ge=0)] = 0
+    output_tokens: Annotated[int, Field(ge=0)] = 0
+
+    @property
+    def total(self) -> int:
+        return self.input_tokens + self.output_tokens
+
+    def __add__(self, other: "TokenUsage") -> "TokenUsage":
+        return TokenUsage(
+            input_tokens=self.input_tokens + other.input_tokens, output_tokens=self.output_tokens + other.output_tokens
+        )
+
+
+class TurnRequest(Wire):
+    """What a user asks of an agent: the beginning of a turn, as `pre_agent_turn` sees it."""
+
+    user_content: Annotated[Content, Field(min_length=1)]
+
+
+class LlmCall(Wire):
+    """A model is about to be asked, as `pre_llm_call` sees it; what the agent does not report is None."""
+
+    model: str | None = None
+    messages: tuple[JsonValue, ...] | None = None
+
+
+class LlmAnswer(Wire):
+    """What a model answered, as `post_llm_call` sees it; `tool_calls` in the shape of the agent's own API."""
+
+    content: Content | None = None
+    tool_calls: tuple[JsonValue, ...] = ()
+    finish_reason: str | None = None
+    usage: TokenUsage = TokenUsage()
+
+
+class TurnAnswer(Wire):
+    """What the agent would tell its user, as `post_agent_turn` sees it."""
+
+    content: Content | None = None
+
+
+TurnWord = Literal["continue", "skip", "stop", "accept", "retry", "reject", "hook"]
+TurnOutcome = Literal["completed", "skipped", "stopped", "rejected", "hook"]
+
+
+class TurnDecision(Wire):
+    """What the hooks say at one point of a turn. `content` is in force: the user's at `continue`, the model's at
+    `accept`. `reason` is why not, at `retry` what the model should be told. `outcome` is set where the turn has ended.
+    """
+
+    turn_id: str
+    decision: TurnWord
+    content: Content | None = None
+    reason: str = ""
+    outcome: TurnOutcome | None = None
+
+
 class SeedFile(Wire):
     """One inline file of a session's seed: exactly one of `text` and `base64`; `path` is below the workspace."""
 
@@ -342,6 +406,22 @@ class ApprovalDecision(Wire):
     scope: ApprovalScope = "once"
     arguments: Arguments | None = None
     reason: Annotated[str, Field(max_length=2000)] = ""
+
+
+class TurnRecord(Wire):
+    """One turn of an agent: what was counted, and what hooks decided at its points; its calls are in their own
+    records. `step_count` is how many answers of the model were accepted."""
+
+    id: str
+    session_id: str
+    started: float
+    ended: float | None = None
+    outcome: TurnOutcome | None = None
+    reason: str = ""
+    step_count: int = 0
+    tool_call_counts: dict[str, int] = Field(default_factory=dict)
+    token_usage: TokenUsage = TokenUsage()
+    decisions: tuple[DecisionRecord, ...] = ()
 
 
 class CallRecord(Wire):

@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Final, Generic, Literal, TypeVar, get_args
 
 import anyio
 import anyio.to_thread
@@ -19,8 +19,22 @@ from anyio.streams.memory import MemoryObjectReceiveStream
 from pydantic import TypeAdapter, ValidationError
 
 from gateway.errors import SettingsError
-from gateway.hooks.hook import FILTER, After, Ask, Before, Continue, Hook, HookContext, Skip
-from gateway.hooks.registered import HookBroken, Registered
+from gateway.hooks.hook import (
+    FILTER,
+    Accept,
+    After,
+    AnyDecision,
+    Ask,
+    Before,
+    Continue,
+    Hook,
+    HookContext,
+    Reject,
+    Retry,
+    Skip,
+    Stop,
+)
+from gateway.hooks.registered import Context, HookBroken, Registered
 from gateway.matching import matches
 from gateway.models import Arguments, DecisionRecord, Question, Stream, ToolResult
 from sandboxes import Sink
@@ -94,6 +108,10 @@ class Pipeline:
                 except Exception:  # strangers' code
                     logger.exception("close of the hook %s", hook.name)
 
+    def having(self, point: str) -> tuple[Registered, ...]:
+        """The hooks that have this method, whatever tools they are for."""
+        return tuple(one for one in self.hooks if point in one.methods)
+
     def hides_output(self, tool: str) -> bool:
         """Whether output may not be shown as it flows: a post hook sees it later and has no filter for it."""
         return any(FILTER not in one.methods for one in self.matching(tool, "post_tool_call"))
@@ -104,7 +122,7 @@ class Pipeline:
         for one in self.matching(ctx.call.tool, "pre_tool_call"):
             own = _own(ctx)
             try:
-                decision = await _asked(one, "pre_tool_call", own, own.call, _before, trail)
+                decision = await asked(one, "pre_tool_call", own, own.call, _BEFORE, trail)
             except HookBroken as broken:
                 return Stopped("hook", str(broken), ctx.call.arguments)
             match decision:
@@ -124,8 +142,8 @@ class Pipeline:
             given = result
             if given.structured is not None:
                 given = given.model_copy(update={"structured": _copied(given.structured)})
-            check = functools.partial(_after, given=given)
-            decision = await _asked(one, "post_tool_call", _own(ctx), given, check, trail)
+            check = Check(functools.partial(_after, given=given), Continue())
+            decision = await asked(one, "post_tool_call", _own(ctx), given, check, trail)
             result = decision.result or result
         return result
 
@@ -158,24 +176,27 @@ def _copied(value: Any) -> Any:
     return value
 
 
-async def _asked(
-    one: Registered,
-    point: str,
-    ctx: HookContext,
-    value: Any,
-    check: Callable[[Any], Decision | None],
-    trail: Trail,
+@dataclass(frozen=True, slots=True)
+class Check(Generic[Decision]):
+    """What a point takes for a decision: `read` gives None for anything else; `passes` is that of an open hook."""
+
+    read: Callable[[Any], Decision | None]
+    passes: Decision
+
+
+async def asked(
+    one: Registered, point: str, ctx: Context, value: Any, check: Check[Decision], trail: Trail
 ) -> Decision:
-    """One hook's decision, recorded; `check` gives None for what is no decision of the point. Raises HookBroken."""
+    """One hook's decision, recorded. Raises HookBroken."""
     started = time.perf_counter()
     try:
         answer = await one.ask(point, ctx, value)
-        if (decision := check(answer)) is None:
+        if (decision := check.read(answer)) is None:
             raise HookBroken(one.name, f"{_shown(answer)} is not a decision of {point}")
     except HookBroken as broken:
         trail.append(_record(one.name, point, f"broken ({one.on_failure})", broken.why, started))
-        if one.on_failure == "open" and (unchanged := check(Continue())) is not None:
-            return unchanged
+        if one.on_failure == "open":
+            return check.passes
         raise
     trail.append(_record(one.name, point, _word(decision), _reason(decision), started))
     return decision
@@ -183,14 +204,14 @@ async def _asked(
 
 def _shown(answer: Any) -> str:
     kind = type(answer)
-    return f"{kind.__name__} with these values" if kind in (Continue, Skip, Ask) else kind.__name__
+    return f"{kind.__name__} with these values" if kind in get_args(AnyDecision) else kind.__name__
 
 
 def _before(answer: Any) -> Before | None:
     match answer:
-        case Continue(arguments=None, result=None):
+        case Continue(arguments=None, result=None, user_content=None):
             return answer
-        case Continue(arguments=dict() as arguments, result=None):
+        case Continue(arguments=dict() as arguments, result=None, user_content=None):
             try:
                 return Continue(arguments=_ARGUMENTS.validate_python(arguments))
             except (ValidationError, RecursionError):  # not JSON, or JSON without an end
@@ -202,11 +223,16 @@ def _before(answer: Any) -> Before | None:
     return None
 
 
+_BEFORE: Final[Check[Before]] = Check(_before, Continue())
+
+
 def _after(answer: Any, given: ToolResult) -> After | None:
     match answer:
-        case Continue(arguments=None, result=None):
+        case Continue(arguments=None, result=None, user_content=None):
             return answer
-        case Continue(arguments=None, result=result) if type(result) is ToolResult and _same_call(given, result):
+        case Continue(arguments=None, user_content=None, result=result) if type(result) is ToolResult and _same_call(
+            given, result
+        ):
             return answer
     return None
 
@@ -216,14 +242,13 @@ def _same_call(old: ToolResult, new: ToolResult) -> bool:
 
 
 def _word(decision: object) -> str:
-    if isinstance(decision, Continue):
-        return "continue" if decision == Continue() else "rewrite"
-    return type(decision).__name__.lower()
+    changes = isinstance(decision, Continue | Accept) and decision not in (Continue(), Accept())
+    return "rewrite" if changes else type(decision).__name__.lower()
 
 
 def _reason(decision: object) -> str:
     match decision:
-        case Skip(text) | Ask(text):
+        case Skip(text) | Ask(text) | Stop(text) | Retry(text) | Reject(text):
             return text
     return ""
 

@@ -25,6 +25,7 @@ from gateway.models import (
     ToolDefinition,
 )
 from gateway.principals import Principal
+from gateway.turns import Turns
 from gateway.workspace_hooks.collect import CollectWorkspace
 from sandboxes import (
     Sandbox,
@@ -117,6 +118,7 @@ class Session:
         self._sandbox: Sandbox | None = None
         self._untold: SandboxLost | None = None
         self._created: list[SandboxHook] = []
+        self.turns = Turns(self.id)
         self._labels = MappingProxyType(self.request.labels)
 
     @property
@@ -187,6 +189,10 @@ class Session:
     def ended(self, active: ActiveCall) -> None:
         """A call is over: idle time starts again when the last one is."""
         del self.running[active.call.id]
+        self.used()
+
+    def used(self) -> None:
+        """Idle time starts again."""
         self.last_used = time.time()
 
     async def sandbox(self) -> Sandbox:

@@ -22,6 +22,8 @@ from gateway.client.results import ResultInfo as ResultInfo
 from gateway.client.session import Session as Session
 from gateway.client.stream import Chunk as Chunk
 from gateway.client.stream import StreamedCall as StreamedCall
+from gateway.client.turn import Step as Step
+from gateway.client.turn import Turn as Turn
 from gateway.wire import FileEntry as FileEntry
 from gateway.wire import FileList as FileList
 from gateway.wire import StoredResultEntry as StoredResultEntry

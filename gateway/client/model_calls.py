@@ -3,7 +3,9 @@
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Final, Literal
+
+from gateway.models import TokenUsage
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +25,21 @@ class ModelCall:
                 return {"role": "tool", "tool_call_id": self.id, "content": text}
             case "anthropic":
                 return {"type": "tool_result", "tool_use_id": self.id, "content": text, "is_error": is_error}
+
+
+def model_usage(value: object) -> TokenUsage:
+    """Read the `usage` of an answer of OpenAI's or Anthropic's, or of nothing; TypeError for anything else."""
+    if value is None or isinstance(value, TokenUsage):
+        return value or TokenUsage()
+    counts = [
+        _field(value, ours) if _field(value, ours) is not None else _field(value, chats) for ours, chats in _USAGE
+    ]
+    if not all(isinstance(one, int) for one in counts):
+        raise TypeError("not the usage of an answer of OpenAI or Anthropic")
+    return TokenUsage.model_validate(dict(zip(("input_tokens", "output_tokens"), counts, strict=True)))
+
+
+_USAGE: Final = (("input_tokens", "prompt_tokens"), ("output_tokens", "completion_tokens"))
 
 
 def model_call(value: object) -> ModelCall:

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import AsyncIterator, Mapping
-from contextlib import aclosing
+from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote_to_bytes
@@ -16,7 +16,8 @@ from gateway.client.errors import ConnectionLost, Refused
 from gateway.client.model_calls import model_call
 from gateway.client.results import ResultInfo, result_info, result_path
 from gateway.client.stream import StreamedCall
-from gateway.models import CallRecord, CloseReport, SessionRecord, ToolResult
+from gateway.client.turn import Turn
+from gateway.models import CallRecord, CloseReport, Content, SessionRecord, ToolResult
 from gateway.wire import (
     CallList,
     Cancelled,
@@ -70,6 +71,7 @@ class Session:
         *,
         call_id: str | None = None,
         turn_id: str | None = None,
+        hook_context: Mapping[str, Any] | None = None,
         idempotency_key: str | None = None,
     ) -> ToolResult:
         """Run a tool to its end. Cancelling this cancels the call, unless it has an idempotency key.
@@ -80,7 +82,7 @@ class Session:
             ToolResult,
             "POST",
             f"{self._path}/calls",
-            body=_call_body(tool, arguments, call_id, turn_id),
+            body=_call_body(tool, arguments, call_id, turn_id, hook_context),
             headers=_key_header(idempotency_key),
             timeout=LONG,
         )
@@ -92,13 +94,14 @@ class Session:
         *,
         call_id: str | None = None,
         turn_id: str | None = None,
+        hook_context: Mapping[str, Any] | None = None,
         idempotency_key: str | None = None,
     ) -> StreamedCall:
         """The same, with its output as it comes: enter it, iterate it, then look at its `result`."""
         return StreamedCall(
             self._connection,
             f"{self._path}/calls",
-            _call_body(tool, arguments, call_id, turn_id),
+            _call_body(tool, arguments, call_id, turn_id, hook_context),
             _key_header(idempotency_key),
         )
 
@@ -107,18 +110,24 @@ class Session:
         listed = await self._connection._ask(ToolList, "GET", f"{self._path}/tools", params={"format": format})
         return list(listed.tools)
 
-    async def dispatch(self, tool_call: object) -> dict[str, Any]:
+    async def dispatch(self, tool_call: object, *, turn_id: str | None = None) -> dict[str, Any]:
         """Run what a model asked for, and give what its API wants back.
 
         Takes OpenAI's `function_call` item (Responses) or tool call (Chat Completions) or Anthropic's `tool_use`
         block, as dictionary or object; TypeError for anything else. Arguments that are no JSON object are told to the
-        model, and nothing runs.
+        model, and nothing runs. `turn_id` says of which turn it is.
         """
         wanted = model_call(tool_call)
         if wanted.arguments is None:
             return wanted.answer("invalid: the arguments are not a JSON object", is_error=True)
-        result = await self.call(wanted.name, wanted.arguments, call_id=wanted.id)
+        result = await self.call(wanted.name, wanted.arguments, call_id=wanted.id, turn_id=turn_id)
         return wanted.answer(result.text, is_error=result.is_error)
+
+    @asynccontextmanager
+    async def turn(self, user_content: Content) -> AsyncIterator[Turn]:
+        """Begin a turn of the agent: hooks see it at `pre_agent_turn`. See Turn for the loop; nothing is sent on
+        leaving, so a turn that did not come to its end stays open in the record."""
+        yield await Turn.begin(self, user_content)
 
     async def calls(self, *, after: int = 0, limit: int = 1000) -> tuple[CallRecord, ...]:
         """Records in order, at most 1000; ask again with `after` = the last `sequence` for more."""
@@ -250,9 +259,14 @@ class Session:
 
 
 def _call_body(
-    tool: str, arguments: Mapping[str, Any] | None, call_id: str | None, turn_id: str | None
+    tool: str,
+    arguments: Mapping[str, Any] | None,
+    call_id: str | None,
+    turn_id: str | None,
+    hook_context: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
-    return {"tool": tool, "arguments": dict(arguments or {}), "call_id": call_id, "turn_id": turn_id}
+    body = {"tool": tool, "arguments": dict(arguments or {}), "call_id": call_id, "turn_id": turn_id}
+    return {**body, "hook_context": dict(hook_context)} if hook_context else body
 
 
 def _key_header(key: str | None) -> dict[str, str]:

@@ -7,7 +7,7 @@ from types import FunctionType
 from typing import Any
 
 from gateway.errors import SettingsError
-from gateway.hooks.hook import POINTS, Hook, HookContext
+from gateway.hooks.hook import AGENT_POINTS, POINTS, Hook, HookContext, TurnContext
 
 _REMEDY = "Make it a function at the top of a module: what is configured must be found again by its name."
 
@@ -15,9 +15,10 @@ _REMEDY = "Make it a function at the top of a module: what is configured must be
 class FunctionHook(Hook):
     """`function` runs in a worker thread, `async_function` on the loop; of a pair the gateway calls the async one.
 
-    Each takes exactly a `HookContext` and the value of one point (`ToolCall`: `pre_tool_call`, `ToolResult`:
-    `post_tool_call`), both annotated, then session inputs. Raises SettingsError for anything else, and for what
-    could not be found again by its name: lambdas, functions inside functions, methods of objects, callable objects.
+    Each takes exactly a context (`HookContext` at the points of a call, `TurnContext` at those of a turn) and the value
+    of its point (such as `ToolCall` for `pre_tool_call`), both annotated, then session inputs. Raises SettingsError for
+    anything else, and for what could not be found again by its name: lambdas, functions inside functions, methods of
+    objects, callable objects.
     """
 
     def __init__(
@@ -79,13 +80,16 @@ def _point(function: Callable[..., Any]) -> str:
         ) from error
     names = [one.name for one in inspect.signature(function).parameters.values() if one.kind in _POSITIONAL]
     point = next((point for point, kind in POINTS.items() if len(names) > 1 and hints.get(names[1]) is kind), None)
-    if point is None or hints.get(names[0]) is not HookContext:
-        kinds = ", ".join(f"{kind.__name__} for {point}" for point, kind in POINTS.items())
-        raise SettingsError(
-            f"{_name(function)}: not a hook's signature",
-            f"It takes (ctx: HookContext, value: ...), and value is {kinds}.",
+    if point is None or hints.get(names[0]) is not _context(point):
+        forms = ", ".join(
+            f"({_context(point).__name__}, {kind.__name__}) for {point}" for point, kind in POINTS.items()
         )
+        raise SettingsError(f"{_name(function)}: not a hook's signature", f"Annotate what it takes: {forms}.")
     return point
+
+
+def _context(point: str) -> type:
+    return TurnContext if point in AGENT_POINTS else HookContext
 
 
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)

@@ -8,7 +8,19 @@ from typing import Any, Final, Protocol, TypeVar
 from pydantic import JsonValue
 
 from gateway.inputs import SessionInput
-from gateway.models import Arguments, Stream, ToolCall, ToolDefinition, ToolResult
+from gateway.models import (
+    Arguments,
+    Content,
+    LlmAnswer,
+    LlmCall,
+    Stream,
+    TokenUsage,
+    ToolCall,
+    ToolDefinition,
+    ToolResult,
+    TurnAnswer,
+    TurnRequest,
+)
 from sandboxes import Executed
 
 Input = TypeVar("Input", bound=SessionInput)
@@ -19,10 +31,12 @@ NO_QUESTION = "may this run?"
 
 @dataclass(frozen=True, slots=True)
 class Continue:
-    """Go on; what is not given stays unchanged. `arguments` only before a tool, `result` only after it."""
+    """Go on; what is not given stays unchanged. `arguments` only before a tool, `result` only after it,
+    `user_content` only before a turn."""
 
     arguments: Arguments | None = None
     result: ToolResult | None = None
+    user_content: Content | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +52,34 @@ class Ask:
     Only before a tool."""
 
     question: str = NO_QUESTION
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """End the agent's turn here; nothing more of it is asked."""
+
+    reason: str = "stopped by a hook that gave no reason"
+
+
+@dataclass(frozen=True, slots=True)
+class Accept:
+    """Let an answer stand; a `replacement` (only for a model's answer) takes the place of its content."""
+
+    replacement: Content | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """Ask the model again, with this feedback; bounded, see `gateway.agent_points`."""
+
+    feedback: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reject:
+    """Refuse a model's answer, and end the turn."""
+
+    reason: str
 
 
 class HookSandbox(Protocol):
@@ -94,8 +136,30 @@ class SessionInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class TurnInfo:
+    """The agent's turn so far. `step_count` is how many answers of the model were accepted, `tool_call_counts` how
+    many calls of each tool were made, `token_usage` what the agent reported."""
+
+    id: str
+    step_count: int = 0
+    tool_call_counts: Mapping[str, int] = field(default_factory=dict)
+    token_usage: TokenUsage = field(default_factory=TokenUsage)
+
+
+@dataclass(frozen=True, slots=True)
+class TurnContext:
+    """What a hook may look at, at the points of an agent's turn. One hook object serves all sessions at once: key your
+    data by `session.id`."""
+
+    session: SessionInfo
+    turn: TurnInfo
+    tools: tuple[ToolDefinition, ...]
+    sandbox: HookSandbox
+
+
+@dataclass(frozen=True, slots=True)
 class HookContext:
-    """What a hook may look at. One hook object serves all sessions at once: key your data by `session.id`.
+    """The same, at the points of a call. `turn` is None where the call belongs to none that is open.
 
     `body` is the whole output, at `post_tool_call` only; the result itself is cut to 1 MiB a stream.
     """
@@ -104,14 +168,22 @@ class HookContext:
     call: ToolCall
     tools: tuple[ToolDefinition, ...]
     sandbox: HookSandbox
+    turn: TurnInfo | None = None
     body: Body | None = None
 
 
+AnyDecision = Continue | Skip | Ask | Stop | Accept | Retry | Reject
 Before = Continue | Skip | Ask
 """What `pre_tool_call` may answer."""
 After = Continue
 """What `post_tool_call` may answer."""
-POINTS: Final[Mapping[str, type]] = {"pre_tool_call": ToolCall, "post_tool_call": ToolResult}
+AGENT_POINTS: Final[Mapping[str, type]] = {
+    "pre_agent_turn": TurnRequest,
+    "pre_llm_call": LlmCall,
+    "post_llm_call": LlmAnswer,
+    "post_agent_turn": TurnAnswer,
+}
+POINTS: Final[Mapping[str, type]] = {**AGENT_POINTS, "pre_tool_call": ToolCall, "post_tool_call": ToolResult}
 """The methods that are asked for a decision, and what each is given beside the context."""
 FILTER: Final = "filter_output"
 
@@ -120,7 +192,10 @@ class Hook:
     """Override what you need; only overridden methods are called. A method may be sync (it then runs in a worker
     thread) or async, and may declare session inputs as further parameters. Whatever is not a decision of its point, an
     exception or a time over the limit is a broken hook: before the tool it does not run, after it the result is
-    withheld.
+    withheld, and at the points of an agent's turn the turn ends.
+
+    The gateway runs no agent: the four points of a turn are asked where an agent offers them, for every turn, whatever
+    tools the hook is for.
     """
 
     tools: Sequence[Callable[..., Any]] = ()
@@ -130,6 +205,26 @@ class Hook:
     def name(self) -> str:
         """What results and records call this hook."""
         return type(self).__name__
+
+    def pre_agent_turn(self, ctx: TurnContext, request: TurnRequest) -> Continue | Skip | Awaitable[Continue | Skip]:
+        """Once, before the agent begins. Skip ends the turn, and its reason is the answer."""
+        return Continue()
+
+    def pre_llm_call(
+        self, ctx: TurnContext, call: LlmCall
+    ) -> Continue | Skip | Stop | Awaitable[Continue | Skip | Stop]:
+        """Before the model is asked. The reason of Skip takes the place of its answer; Stop ends the turn."""
+        return Continue()
+
+    def post_llm_call(
+        self, ctx: TurnContext, answer: LlmAnswer
+    ) -> Accept | Retry | Reject | Awaitable[Accept | Retry | Reject]:
+        """When the model has answered, before its tool calls are made."""
+        return Accept()
+
+    def post_agent_turn(self, ctx: TurnContext, answer: TurnAnswer) -> Accept | Retry | Awaitable[Accept | Retry]:
+        """When the agent would end its turn; Retry makes it go on."""
+        return Accept()
 
     def pre_tool_call(self, ctx: HookContext, call: ToolCall) -> Before | Awaitable[Before]:
         """Decide about a call whose arguments are valid; rewritten ones are validated again."""

@@ -13,9 +13,11 @@ import anyio.lowlevel
 import anyio.to_thread
 
 from gateway.errors import SettingsError
-from gateway.hooks.hook import FILTER, POINTS, Hook, HookContext
+from gateway.hooks.hook import FILTER, POINTS, Hook, HookContext, TurnContext
 from gateway.inputs import SessionInput, declared_inputs
 from gateway.models import Stream
+
+Context = HookContext | TurnContext
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +44,7 @@ class Method:
     is_async: bool
     inputs: Mapping[str, type[SessionInput]]
 
-    def bound(self, ctx: HookContext) -> Callable[..., Any]:
+    def bound(self, ctx: Context) -> Callable[..., Any]:
         """The method with its session inputs given, each a copy of its own."""
         if not self.inputs:
             return self.function
@@ -76,7 +78,7 @@ class Registered:
         """The session inputs that its methods declare."""
         return [kind for method in self.methods.values() for kind in method.inputs.values()]
 
-    async def ask(self, point: str, ctx: HookContext, value: Any) -> Any:
+    async def ask(self, point: str, ctx: Context, value: Any) -> Any:
         """Whatever the hook answers at a point. Raises HookBroken where it raises or is slow."""
         method = self.methods[point]
         if self.hanging >= HANGING_THREADS:
@@ -112,7 +114,7 @@ class Registered:
             raise
         return await answer if isinstance(answer, Awaitable) else answer
 
-    def _raised(self, error: Exception, method: str, ctx: HookContext) -> HookBroken:
+    def _raised(self, error: Exception, method: str, ctx: Context) -> HookBroken:
         logger.error("%s of %s raised in session %s", method, self.name, ctx.session.id, exc_info=error)
         return HookBroken(self.name, f"{method} raised {type(error).__name__}; the gateway's log has it")
 

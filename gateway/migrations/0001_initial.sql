@@ -40,6 +40,23 @@ CREATE TABLE calls (
 CREATE UNIQUE INDEX calls_by_key ON calls (session_id, idempotency_key) WHERE idempotency_key IS NOT NULL;
 CREATE INDEX calls_unfinished ON calls (finished) WHERE finished IS NULL;
 
+CREATE TABLE turns (
+    session_id TEXT NOT NULL REFERENCES sessions (id) ON DELETE CASCADE,
+    id         TEXT NOT NULL,
+    ended      REAL,
+    record     TEXT NOT NULL,
+    PRIMARY KEY (session_id, id)
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE turn_decisions (
+    session_id TEXT NOT NULL,
+    turn_id    TEXT NOT NULL,
+    decision   TEXT NOT NULL,
+    FOREIGN KEY (session_id, turn_id) REFERENCES turns (session_id, id) ON DELETE CASCADE
+) STRICT;
+
+CREATE INDEX turn_decisions_of ON turn_decisions (session_id, turn_id);
+
 CREATE TABLE results (
     session_id TEXT NOT NULL REFERENCES sessions (id) ON DELETE CASCADE,
     key        TEXT NOT NULL,

@@ -249,7 +249,7 @@ class NeedsOptions(Hook):
         ({"use": "NotAGenerator"}, "not an async generator"),
         ({"use": "SyncGenerator"}, "not an async generator"),
         ({"use": "OtherPoint"}, "pre_run is no point of a hook"),
-        ({"use": "NoMethods"}, "has none of pre_tool_call"),
+        ({"use": "NoMethods"}, "has none of pre_agent_turn"),
         ({"use": "plain"}, "a plain function"),
         ({"use": "SEEN"}, "not a Hook"),
         ({"use": "Callables"}, "not a Hook"),
