@@ -42,6 +42,7 @@ _GAP_REMEDIES: Final = {
     "memory": "control groups; see there",
     "cpus": "control groups; see there",
     "processes": "control groups (see there), or a kernel of 5.14 or newer",
+    "oom": "show the gateway's container /sys/fs/cgroup, read-only",
     "swap": "boot the engine's machine with swapaccount=1",
     "seccomp": "use an engine that is built with seccomp",
     "engine": "install Docker 29.5.1 or newer",

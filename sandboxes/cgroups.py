@@ -8,7 +8,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -195,10 +195,25 @@ def group_of(pid: int, proc: Path = Path("/proc")) -> Group:
         mounts, own = _mounts(proc / "self"), _own_groups(proc / str(pid))
     except OSError:
         return Group({}, 1)
-    version = 1 if "memory" in mounts else 2
-    keys = {name: name if version == 1 else "" for name in CONTROLLERS}
+    version, keys = _keys(mounts)
     found = {name: _below(mounts.get(key), own.get(key)) for name, key in keys.items()}
     return Group({name: folder for name, folder in found.items() if folder is not None}, version)
+
+
+def group_of_container(container_id: str, proc: Path = Path("/proc")) -> Group:
+    """The groups that Docker puts a container in, for who does not see its processes; empty where they are not seen."""
+    mounts = _mounts(proc / "self")
+    version, keys = _keys(mounts)
+    names = (f"docker/{container_id}", f"system.slice/docker-{container_id}.scope")
+    places = {name: mounts[key][0] for name, key in keys.items() if key in mounts}
+    found = {name: [place / one for one in names if (place / one).is_dir()] for name, place in places.items()}
+    return Group({name: folders[0] for name, folders in found.items() if folders}, version)
+
+
+def _keys(mounts: Mapping[str, object]) -> tuple[int, dict[str, str]]:
+    """The version that limits here, and by which key its mounts are known for each controller."""
+    version = 1 if "memory" in mounts else 2
+    return version, {name: name if version == 1 else "" for name in CONTROLLERS}
 
 
 def _mounts(proc: Path) -> dict[str, tuple[Path, str]]:

@@ -26,7 +26,7 @@ from requests.exceptions import RequestException, Timeout
 
 from sandboxes import runner
 from sandboxes.bwrap import check_read_only
-from sandboxes.cgroups import Counters, Group, group_of
+from sandboxes.cgroups import Counters, Group, group_of, group_of_container
 from sandboxes.channel import Channel
 from sandboxes.container import (
     DEFAULT_IMAGE,
@@ -451,6 +451,7 @@ class DockerKind(SandboxKind[DockerSandbox]):
         self._image = image
         self._storage: Storage = storage
         self._tried = False
+        self._counted = True
 
     async def _probe(self) -> Probe:
         """Open and remove a throw-away sandbox until that has worked once; later look only for engine and image."""
@@ -474,7 +475,12 @@ class DockerKind(SandboxKind[DockerSandbox]):
         self._tried = True
 
     def _not_enforced(self, host: Host) -> tuple[str, ...]:
-        return host.not_enforced if self._storage == "memory" else (*host.not_enforced, "workspace_size: per file only")
+        gaps = [*host.not_enforced]
+        if self._storage == "disk":
+            gaps.append("workspace_size: per file only")
+        if not self._counted:
+            gaps.append("oom: a kill for memory is told as a signal; control groups are not seen from here")
+        return tuple(gaps)
 
     async def _build(self, spec: SandboxSpec, undo: contextlib.AsyncExitStack) -> DockerSandbox:
         parts = _Parts(self, spec.session_id, self.engine.meeting(spec.session_id))
@@ -499,6 +505,8 @@ class DockerKind(SandboxKind[DockerSandbox]):
             peer, restored = await self._make(one, parts.meeting)
         try:
             parts.met(peer)
+            if not peer.pid:
+                parts.group = await self._group(one)
             if not taken_up:
                 await _shake_hands(peer, spec.limits, workspace_bytes(spec.limits, self._storage))
         except BaseException:
@@ -507,11 +515,16 @@ class DockerKind(SandboxKind[DockerSandbox]):
         link = Channel(peer.sock, parts.kill, files_lost=self._storage == "memory")
         env = workload_env(image["Config"].get("Env") or ())
         sandbox = DockerSandbox(spec, link, parts, env, restored=restored)
+        self._counted = sandbox.counters().oom >= 0
         sandbox.not_enforced, sandbox.taken_up = self._not_enforced(host), taken_up
         if spec.ends_at is not None:
             seconds = max(spec.ends_at - time.time(), 0) + _LATE_SECONDS
             link.say(runner.STAY, parts.meeting.secret or parts.meeting.make_secret(), b"%.0f" % seconds)
         return sandbox
+
+    async def _group(self, one: Container) -> Group:
+        found = await self.engine.find(container_name(one.instance, one.session_id))
+        return group_of_container(found["Id"]) if found else Group({}, 1)
 
     async def _left_running(self, one: Container, meeting: Meeting) -> Peer | None:
         """The runner of a container that an earlier life of the gateway left to this session, if it is as it would be

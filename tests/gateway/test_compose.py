@@ -128,12 +128,17 @@ def composed(state_dir: Path, files: Sequence[str]) -> Iterator[Composed]:
 async def test_a_gateway_under_compose_runs_commands_in_sandboxes_beside_it(
     state_dir: Path, files: tuple[str, ...]
 ) -> None:
-    """A10's other side: the sidecar as the README starts it, with the engine's socket and with the proxy."""
+    """A14, and a restart: the sidecar as the README starts it, with the engine's socket and with the proxy."""
     with composed(state_dir, files) as one:
-        async with one.client() as client, client.session() as session:
-            assert (await session.call("bash", {"command": "echo hi"})).text == "hi"
+        async with one.client() as client, client.session(limits={"memory": 128 << 20}) as session:
+            assert (await session.call("bash", {"command": "echo hi | tee kept"})).text == "hi"
             record = await session.record()
             assert (record.kind, record.channel) == ("docker", "direct")
+            hog = await session.call("bash", {"command": "exec python3 -c 'bytearray(1 << 30)'"})
+            assert hog.status == "oom"
+            one.compose("restart", "gateway")
+            one.compose("up", "--wait")
+            assert (await session.call("bash", {"command": "cat kept"})).text == "hi"
         found = json.loads(one.compose("exec", "-T", "gateway", "sandgate", "doctor", "--json"))
         assert found["works"]
         assert {"docker", "virtual"} <= {
@@ -159,14 +164,15 @@ def test_an_installed_package_has_all_that_images_are_built_from() -> None:
         assert set(named) == set(ours.getnames()) - {"ca-bundle.crt"}
 
 
-def test_doctor_tells_when_the_state_folder_has_another_path_outside(state_dir: Path) -> None:
-    state_dir.mkdir()
-    os.chown(state_dir, USER, -1)
-    environment = {"SANDGATE_STATE_DIR": "/elsewhere", "SANDGATE_PROFILES__DEFAULT__KIND": "docker"}
+def doctor(outside: Path, inside: Path) -> tuple[int, list[dict[str, str]]]:
+    """Its exit code in a container that has the state folder there, and what it says about the kind docker."""
+    outside.mkdir()
+    os.chown(outside, USER, -1)
+    environment = {"SANDGATE_STATE_DIR": str(inside), "SANDGATE_PROFILES__DEFAULT__KIND": "docker"}
     done = subprocess.run(
         [
             *("docker", "run", "--rm", "--user", f"{USER}", "--group-add", str(SOCKET.stat().st_gid)),
-            *("--volume", f"{SOCKET}:{SOCKET}", "--volume", f"{state_dir}:/elsewhere"),
+            *("--volume", f"{SOCKET}:{SOCKET}", "--volume", f"{outside}:{inside}"),
             *(word for name, value in environment.items() for word in ("--env", f"{name}={value}")),
             *("sandgate/gateway", "doctor", "--json"),
         ],
@@ -174,7 +180,19 @@ def test_doctor_tells_when_the_state_folder_has_another_path_outside(state_dir: 
         text=True,
         check=False,
     )
-    assert done.returncode == 1
-    [check] = [check for check in json.loads(done.stdout)["checks"] if check["name"].startswith("kind docker")]
+    checks = json.loads(done.stdout)["checks"]
+    return done.returncode, [check for check in checks if check["name"].startswith("kind docker")]
+
+
+def test_doctor_tells_when_the_state_folder_has_another_path_outside(state_dir: Path) -> None:
+    code, [check] = doctor(state_dir, Path("/elsewhere"))
+    assert (code, check["verdict"]) == (1, "broken")
     assert check["detail"].startswith("the engine does not see the state folder at /elsewhere")
     assert "at the path that it has outside" in check["remedy"]
+
+
+def test_doctor_tells_when_kills_for_memory_are_not_seen(state_dir: Path) -> None:
+    code, checks = doctor(state_dir, state_dir)
+    assert code == 0
+    [remedy] = [check["remedy"] for check in checks if check["detail"].startswith("not enforced: oom: ")]
+    assert "/sys/fs/cgroup" in remedy

@@ -18,6 +18,7 @@ import anyio
 import pytest
 
 from sandboxes import CommandRefused, Exit, Limits, Sandbox, SandboxLost, SandboxSpec, SandboxUnavailable
+from sandboxes.cgroups import Counters, group_of_container
 from sandboxes.conformance import SandboxConformance
 from sandboxes.container import (
     BASE_IMAGE,
@@ -30,7 +31,7 @@ from sandboxes.container import (
     preparing_options,
 )
 from sandboxes.docker import DockerKind, DockerSandbox, Engine, engine_version
-from tests.sandboxes.support import host_processes, open_descriptors, python, read, run, sh
+from tests.sandboxes.support import host_processes, open_descriptors, python, read, sh
 
 pytestmark = [pytest.mark.anyio, pytest.mark.needs("docker")]
 
@@ -331,6 +332,18 @@ async def test_memory_hog_is_named_and_the_sandbox_goes_on(small: DockerSandbox)
         assert (await sh(small, "echo on")).text == "on\n"
 
 
+async def test_kills_for_memory_are_counted_without_its_processes(
+    kind: DockerKind, small: DockerSandbox, engine: Engine
+) -> None:
+    """As a gateway in a container does, by the container's name among the control groups."""
+    assert (await python(small, "bytearray(1 << 30)")).exit.how == "oom"
+    found = await engine.find(container_name(engine.instance, "small"))
+    assert found is not None
+    group = group_of_container(found["Id"])
+    assert group.counters() == small.counters() != Counters()
+    group.close()
+
+
 async def test_cpu_is_bounded(small: DockerSandbox) -> None:
     """A15."""
     code = "import time; end = time.monotonic() + 1.5\nwhile time.monotonic() < end: pass\nprint(time.process_time())"
@@ -366,7 +379,7 @@ async def test_scratch_is_small(small: DockerSandbox) -> None:
 # --- the image
 
 
-async def test_the_image_is_what_an_agent_expects(docker: DockerSandbox) -> None:
+async def test_pip_installs_for_the_user(docker: DockerSandbox) -> None:
     wheel = BytesIO()
     with zipfile.ZipFile(wheel, "w") as file:
         file.writestr("tiny.py", "def main(): print('tiny')\n")
@@ -375,10 +388,22 @@ async def test_the_image_is_what_an_agent_expects(docker: DockerSandbox) -> None
         file.writestr("tiny-1.dist-info/entry_points.txt", "[console_scripts]\ntiny = tiny:main\n")
         file.writestr("tiny-1.dist-info/RECORD", "")
     await docker.write("tiny-1-py3-none-any.whl", wheel.getvalue())
-    ran = await sh(docker, "python3 -m pip install --quiet --user --no-index ./tiny-*.whl && tiny", timeout=60)
+    ran = await sh(docker, "pip install --quiet --user --no-index ./tiny-*.whl && tiny", timeout=60)
     assert (ran.text, ran.exit) == ("tiny\n", Exit("exit", 0))
-    for program in ("bash", "git", "make", "rg", "python"):
-        assert (await run(docker, program, "--version")).exit.code == 0
+    assert (await sh(docker, "python -c 'import tiny; tiny.main()'")).text == "tiny\n"
+
+
+async def test_the_image_is_what_an_agent_expects(docker: DockerSandbox) -> None:
+    await docker.write("Makefile", b"all:\n\t@echo made\n")
+    commit = "git init -q . && git add . && git -c user.name=a -c user.email=a commit -qm one; git log --format=%s"
+    for script, out in (
+        ("id -un; id -u; cd; pwd", "agent\n1000\n/home/agent\n"),
+        ("make", "made\n"),
+        ("rg --line-number echo Makefile", "2:\t@echo made\n"),
+        (commit, "one\n"),
+        ("bash -c 'python --version | cut -d. -f1'", "Python 3\n"),
+    ):
+        assert (await sh(docker, script)).text == out
 
 
 async def test_missing_image_is_refused_with_the_command(engine: Engine) -> None:
