@@ -25,13 +25,14 @@ from gateway.hooks.registered import Registered
 from gateway.inputs import SessionInput, check_distinct, parsed_inputs
 from gateway.journal import Journal, SessionRow
 from gateway.matching import matches
-from gateway.models import LimitsRequest, SessionRequest, ToolDefinition
+from gateway.models import LimitsRequest, Network, SessionRequest, ToolDefinition
 from gateway.pipeline import Pipeline
 from gateway.principals import Principal, Tokens
 from gateway.sessions import SandboxPlaces, Session, SessionLimits, Sessions
 from gateway.settings import (
     HookSettings,
     OffloadRule,
+    PoolSettings,
     Profile,
     ProfileLimits,
     SandboxHookSettings,
@@ -47,7 +48,17 @@ from gateway.tools.results import RESULT_TOOLS
 from gateway.tools.sandbox import SANDBOX_TOOLS, CommandTool, need_of
 from gateway.tools.tool import Tool
 from gateway.workspace import WorkspaceHooks, check_seed
-from sandboxes import Limits, LocalKind, NoSandboxKind, SandboxHook, SandboxKind, SandboxSpec, VirtualKind
+from sandboxes import (
+    Limits,
+    LocalKind,
+    NoSandboxKind,
+    Pool,
+    PoolSize,
+    SandboxHook,
+    SandboxKind,
+    SandboxSpec,
+    VirtualKind,
+)
 from sandboxes.container import DEFAULT_IMAGE
 from stores import (
     AlwaysOffload,
@@ -119,12 +130,44 @@ class ConfiguredProfiles(Profiles):
         self._folder = folder
         self._kinds = kinds
         self._places = places
+        self._pools = {
+            name: self._pool(name, profile) for name, profile in settings.profiles.items() if profile.pool is not None
+        }
         self._hooks = hooks
         self._toolbox = toolbox
         self._workspace = workspace
 
     def kinds(self) -> Mapping[str, SandboxKind]:
         return self._kinds
+
+    def pools(self) -> Sequence[Pool]:
+        return tuple(self._pools.values())
+
+    def _pool(self, name: str, profile: Profile) -> Pool:
+        kind, size = self._kinds[kind_key(profile)], profile.pool or PoolSettings()
+        if not kind.poolable:
+            raise SettingsError(f"profiles.{name}.pool: the kind {profile.kind!r} has none", "Take the pool out.")
+        spec = self._spec("", profile, profile.limits, profile.env, profile.network)
+        return Pool(kind, spec, PoolSize(size.min, size.max, size.when_empty), self._places)
+
+    def _spec(
+        self,
+        session_id: str,
+        profile: Profile,
+        limits: ProfileLimits,
+        env: Mapping[str, str],
+        network: Network,
+        *,
+        ends_at: float | None = None,
+    ) -> SandboxSpec:
+        return SandboxSpec(
+            session_id,
+            Limits(int(limits.memory), limits.cpus, limits.processes, limits.open_files, int(limits.workspace_size)),
+            env,
+            tuple((self._folder / path).resolve() for path in profile.read_only),
+            ends_at,
+            network,
+        )
 
     def granted(self, principal: Principal, profile: str) -> bool:
         if profile not in self._settings.profiles:
@@ -172,15 +215,9 @@ class ConfiguredProfiles(Profiles):
             request=request,
             kind=kind,
             places=self._places,
-            spec=SandboxSpec(
-                row.id,
-                Limits(
-                    int(limits.memory), limits.cpus, limits.processes, limits.open_files, int(limits.workspace_size)
-                ),
-                {**profile.env, **_callers_env(profile, request)},
-                tuple((self._folder / path).resolve() for path in profile.read_only),
-                row.expires,
-                network,
+            pool=self._pools.get(request.profile),
+            spec=self._spec(
+                row.id, profile, limits, {**profile.env, **_callers_env(profile, request)}, network, ends_at=row.expires
             ),
             limits=SessionLimits(
                 limits.call_seconds,

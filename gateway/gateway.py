@@ -4,7 +4,7 @@ import hashlib
 import json
 import logging
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
@@ -39,7 +39,7 @@ from gateway.principals import Principal, digest, new_token
 from gateway.results import SessionResults
 from gateway.sessions import RETRY_SECONDS, SandboxPlaces, Session, Sessions, new_session_id
 from gateway.shelf import Shelf
-from sandboxes import Probe, SandboxError, SandboxKind
+from sandboxes import Pool, Probe, SandboxError, SandboxKind
 
 logger = logging.getLogger(__name__)
 
@@ -64,6 +64,9 @@ class Profiles:
         raise NotImplementedError
 
     def kinds(self) -> Mapping[str, SandboxKind]:
+        raise NotImplementedError
+
+    def pools(self) -> Sequence[Pool]:
         raise NotImplementedError
 
     def lifetime_seconds(self, request: SessionRequest) -> float:
@@ -122,6 +125,8 @@ class Gateway:
                 self._tasks = await tasks.start(self._hold_calls)
                 tasks.start_soon(self._sweep)
                 tasks.start_soon(self._take_up)
+                for pool in self.profiles.pools():
+                    tasks.start_soon(pool.run)
                 try:
                     yield self
                 finally:
@@ -248,7 +253,13 @@ class Gateway:
         )
         session = self.profiles.session(row, request)
         await self._check_kind(session)
-        self.journal.add_session(row)
+        if session.sandbox_hooks:
+            session.take_place()
+        try:
+            self.journal.add_session(row)
+        except BaseException:
+            session.free_place()
+            raise
         self.shelf.register(row.id, session.limits.results_size)
         self.sessions.add(session)
         try:
@@ -269,11 +280,10 @@ class Gateway:
                 probe.remedy,
                 code="sandbox_unavailable",
             )
-        if session.sandbox_hooks:
-            self.places.check()
 
     async def _undo_opening(self, session: Session, error: BaseException) -> None:
         session.state = "closed"
+        session.free_place()
         try:
             await session.kind.destroy(session.id)
         except SandboxError as left:
@@ -344,7 +354,7 @@ class Gateway:
         call = self._call(session, request)
         tool = self.runner.toolbox.get(call.tool)
         if tool is not None and tool.needs_sandbox and not session.sandbox_alive:
-            self.places.check()
+            session.take_place()
         session.sequence = call.sequence
         if turn := session.turns.get(call.turn_id):
             turn.tool_call_counts[call.tool] += 1
@@ -353,7 +363,7 @@ class Gateway:
         try:
             self.journal.accept(call, key, fingerprint)
         except Unavailable:
-            del session.running[call.id]
+            session.ended(active)
             active.discard()
             raise
         if key is not None and fingerprint is not None:

@@ -28,6 +28,7 @@ from gateway.principals import Principal
 from gateway.turns import Turns
 from gateway.workspace_hooks.collect import CollectWorkspace
 from sandboxes import (
+    Pool,
     Sandbox,
     SandboxContext,
     SandboxError,
@@ -64,20 +65,29 @@ class SandboxPlaces:
 
     def __init__(self, places: int) -> None:
         self._places = places
+        self._pools: list[Pool] = []
         self.taken = 0
 
-    def check(self) -> None:
-        """Raise TooMany where no place is free."""
-        if self.taken >= self._places:
+    def lend_from(self, pool: Pool) -> None:
+        self._pools.append(pool)
+
+    def take(self, *, even_if_full: bool = False) -> None:
+        """Take a place; where none is free, that of a sandbox at the ready. Raises TooMany."""
+        if self.take_spare() or any(pool.give_up() for pool in self._pools):
+            return
+        if not even_if_full:
             raise TooMany(
                 f"all {self._places} sandboxes of this machine are in use",
                 "Close a session, or raise server.live_sandboxes.",
                 retry_after_seconds=RETRY_SECONDS,
             )
-
-    def take(self) -> None:
-        self.check()
         self.taken += 1
+
+    def take_spare(self) -> bool:
+        if self.taken >= self._places:
+            return False
+        self.taken += 1
+        return True
 
     def give_back(self) -> None:
         self.taken -= 1
@@ -97,6 +107,7 @@ class Session:
     permissions: Permissions
     sandbox_hooks: tuple[SandboxHook, ...]
     places: SandboxPlaces
+    pool: Pool | None
     show_store_uri: bool
     raw_stream: bool
     sequence: int = 0
@@ -117,6 +128,7 @@ class Session:
         self._lock = anyio.Lock()
         self._sandbox: Sandbox | None = None
         self._untold: SandboxLost | None = None
+        self._has_place = False
         self._created: list[SandboxHook] = []
         self.turns = Turns(self.id)
         self._labels = MappingProxyType(self.request.labels)
@@ -186,9 +198,30 @@ class Session:
                 code="session_closed",
             )
 
+    def take_place(self) -> None:
+        """Make sure of a place for the sandbox that is about to be opened. Raises TooMany."""
+        if self._has_place or not self.kind.opens:
+            return
+        if self.pool is not None and self.pool.refuses:
+            raise TooMany(
+                f"no sandbox of the profile {self.row.profile!r} is ready",
+                "Try again soon, or raise the profile's pool.",
+                retry_after_seconds=RETRY_SECONDS,
+            )
+        self.places.take()
+        self._has_place = True
+
+    def free_place(self) -> None:
+        """Give the place back, if there is no sandbox on it."""
+        if self._has_place and self._sandbox is None:
+            self._has_place = False
+            self.places.give_back()
+
     def ended(self, active: ActiveCall) -> None:
         """A call is over: idle time starts again when the last one is."""
         del self.running[active.call.id]
+        if not self.running:
+            self.free_place()
         self.used()
 
     def used(self) -> None:
@@ -209,12 +242,12 @@ class Session:
                 return self._sandbox
             self.check_open()
             await self._drop()
-            self._tell_loss()
-            self.places.take()
             try:
-                self._sandbox = await self.kind.open(self.spec)
+                self._tell_loss()
+                self.take_place()
+                self._sandbox = await (self.pool or self.kind).open(self.spec)
             except BaseException:
-                self.places.give_back()
+                self.free_place()
                 raise
             if self._sandbox.taken_up:
                 self._created = list(self.sandbox_hooks)
@@ -247,6 +280,7 @@ class Session:
             with anyio.CancelScope(shield=True):
                 await self._undo(ctx)
                 await self._drop()
+                self.free_place()
             raise
 
     async def _undo(self, ctx: SandboxContext) -> list[str]:
@@ -267,10 +301,7 @@ class Session:
         if sandbox is not None:
             self._untold = sandbox.untold_loss()
             with anyio.CancelScope(shield=True):
-                try:
-                    await sandbox.aclose()
-                finally:
-                    self.places.give_back()
+                await sandbox.aclose()
 
     async def suspend(self) -> None:
         """Let go of the sandbox, and keep the workspace: the gateway stops, the session goes on later."""
@@ -278,6 +309,7 @@ class Session:
             if self._sandbox is not None:
                 await self._sandbox.leave()
             await self._drop()
+            self.free_place()
 
     async def end(self, state: SessionState, reason: str) -> CloseReport:
         """Collect, end the sandbox, remove the workspace; whatever fails is told in the report."""
@@ -305,9 +337,11 @@ class Session:
         sandbox, there = self._sandbox, True
         if sandbox is None or not sandbox.alive:
             await self._drop()
+            if not self._has_place:
+                self.places.take(even_if_full=True)
+                self._has_place = True
             self._sandbox = sandbox = await self._reopened()
             there = sandbox.restored
-            self.places.taken += 1  # a closing session never waits for a place
             self._created = list(self.sandbox_hooks)
         return SandboxContext(sandbox, self.id, there, self.request.labels)
 
@@ -324,6 +358,7 @@ class Session:
                 await step()
             except SandboxError as error:
                 failed.append(error.message)
+        self.free_place()
         return failed
 
     async def _destroy(self) -> None:

@@ -139,6 +139,20 @@ class SandboxHookSettings(Wire):
     options: dict[str, JsonValue] = Field(default_factory=dict)
 
 
+class PoolSettings(Wire):
+    """Sandboxes of a profile at the ready: `min` of them, as long as with those in use they are no more than `max`."""
+
+    min: Count = 1
+    max: Count | None = None
+    when_empty: Literal["create", "wait", "fail"] = "create"
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Self:
+        if self.max is not None and self.max < self.min:
+            raise ValueError(f"'max' is below 'min' ({self.min})")
+        return self
+
+
 class Profile(Wire):
     """One kind of session that the operator offers; a session may only narrow it."""
 
@@ -153,6 +167,7 @@ class Profile(Wire):
     read_only: tuple[Path, ...] = ()
     idle_seconds: Seconds = 900
     lifetime_seconds: Seconds = 4 * 3600
+    pool: PoolSettings | None = None
     seed: tuple[Seed, ...] = ()
     seed_from: tuple[str, ...] = ()
     setup: Annotated[str, Field(min_length=1)] | None = None
@@ -175,6 +190,8 @@ class Profile(Wire):
             )
         if self.network == "open" and self.kind in ("virtual", "none"):
             raise ValueError("network 'open' needs kind = 'docker'")
+        if self.pool and (self.kind in ("virtual", "none") or self.workspace == "disk" or self.network == "open"):
+            raise ValueError("'pool' needs kind 'local', or 'docker' with its workspace in memory and without network")
         return self
 
 

@@ -20,6 +20,7 @@ from sandboxes.hooks import SandboxContext, SandboxHook
 from sandboxes.kind import Probe, SandboxKind, SandboxSpec
 from sandboxes.local import LocalKind, LocalSandbox
 from sandboxes.none import NoSandboxKind
+from sandboxes.pool import Pool, PoolSize
 from sandboxes.sandbox import (
     CHUNK_BYTES,
     HOME,
@@ -74,6 +75,8 @@ __all__ = [
     "LocalSandbox",
     "NoSandboxKind",
     "NotOffered",
+    "Pool",
+    "PoolSize",
     "Probe",
     "Process",
     "Sandbox",

@@ -131,8 +131,8 @@ class DirectSandbox(Sandbox):
         self.session_id = session_id
         self.restored = restored
         self._link = link
-        self._env = env
-        self._jobs = DirectJobs(link, env)
+        self._env = dict(env)
+        self._jobs = DirectJobs(link, self._env)
         self._end = end
         self._closing = False
         self._closed = asyncio.Event()
@@ -140,6 +140,10 @@ class DirectSandbox(Sandbox):
     @property
     def jobs(self) -> Jobs:
         return self._jobs
+
+    def add_env(self, env: Mapping[str, str]) -> None:
+        """What further programs get as well."""
+        self._env.update(env)
 
     @abstractmethod
     def counters(self) -> Counters:

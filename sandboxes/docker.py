@@ -372,7 +372,22 @@ class DockerSandbox(DirectSandbox):
     ) -> None:
         super().__init__(spec.session_id, link, {**env, **spec.env}, parts.end, restored=restored)
         self._parts = parts
-        self._stays = spec.ends_at is not None
+        self._stays = False
+        self._stay(spec)
+
+    def _stay(self, spec: SandboxSpec) -> None:
+        """Let the runner outlive the gateway, if it is to."""
+        if spec.ends_at is not None:
+            self._stays, meeting = True, self._parts.meeting
+            seconds = max(spec.ends_at - time.time(), 0) + _LATE_SECONDS
+            self._link.say(runner.STAY, meeting.secret or meeting.make_secret(), b"%.0f" % seconds)
+
+    def assign(self, spec: SandboxSpec, channel: Path) -> None:
+        """Be the session's, whose channel folder lies there."""
+        self._parts.meeting.move(channel)
+        self._parts.session_id = spec.session_id
+        self.add_env(spec.env)
+        self._stay(spec)
 
     @property
     def pid(self) -> int:
@@ -448,6 +463,7 @@ class DockerKind(SandboxKind[DockerSandbox]):
     def __init__(self, engine: Engine, *, image: str = DEFAULT_IMAGE, storage: Storage = "memory") -> None:
         super().__init__()
         self.engine = engine
+        self.poolable = storage == "memory"
         self._image = image
         self._storage: Storage = storage
         self._tried = False
@@ -517,9 +533,6 @@ class DockerKind(SandboxKind[DockerSandbox]):
         sandbox = DockerSandbox(spec, link, parts, env, restored=restored)
         self._counted = sandbox.counters().oom >= 0
         sandbox.not_enforced, sandbox.taken_up = self._not_enforced(host), taken_up
-        if spec.ends_at is not None:
-            seconds = max(spec.ends_at - time.time(), 0) + _LATE_SECONDS
-            link.say(runner.STAY, parts.meeting.secret or parts.meeting.make_secret(), b"%.0f" % seconds)
         return sandbox
 
     async def _group(self, one: Container) -> Group:
@@ -629,6 +642,14 @@ class DockerKind(SandboxKind[DockerSandbox]):
                 raise SandboxUnavailable(
                     f"the runner could not connect to {meeting.folder} within {_OPEN_SECONDS:g} s", _NOT_YET
                 )
+
+    def has_workspace(self, session_id: str) -> bool:
+        return self.engine.meeting(session_id).exists
+
+    async def _assign(self, sandbox: DockerSandbox, spec: SandboxSpec) -> None:
+        old, new = (container_name(self.engine.instance, one) for one in (sandbox.session_id, spec.session_id))
+        await self.engine.ask(lambda api: api.rename(old, new))
+        sandbox.assign(spec, self.engine.meeting(spec.session_id).folder)
 
     def keep(self, session_ids: Collection[str]) -> None:
         self.engine.keep(session_ids)

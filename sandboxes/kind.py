@@ -61,12 +61,14 @@ class SandboxKind(ABC, Generic[SandboxT]):
 
     `lacks` names what its sandboxes do not have: programs that tools need, `JOBS`, `TERMINALS`; such tools are not
     offered. A kind whose `opens` is False has no sandbox at all. One whose `has_network` is False refuses `open`.
+    Sandboxes of one that is `poolable` may be opened before there is a session for them.
     """
 
     name: str
     lacks: frozenset[str] = frozenset()
     opens: bool = True
     has_network: bool = False
+    poolable: bool = False
 
     def __init__(self) -> None:
         self._open: dict[str, SandboxT] = {}
@@ -144,6 +146,30 @@ class SandboxKind(ABC, Generic[SandboxT]):
         """The sessions of `keep` whose sandbox still runs. Raises SandboxUnavailable."""
         return ()
 
+    def has_workspace(self, session_id: str) -> bool:
+        """Whether a session has one, so that a sandbox of another would not do. For kinds that are `poolable`."""
+        raise NotImplementedError
+
+    async def hand_over(self, sandbox: Sandbox, spec: SandboxSpec) -> None:
+        """Make a sandbox that was opened for nobody this session's own, as if `open(spec)` had opened it. For kinds
+        that are `poolable`. Raises SandboxUnavailable; the sandbox is then good for nothing."""
+        session_id, bare = spec.session_id, sandbox.session_id
+        check_session_id(session_id)
+        before = self._open.get(session_id)
+        if session_id in self._opening or (before is not None and before.alive):
+            raise SandboxUnavailable(f"session {session_id} has an open sandbox")
+        self._opening.add(session_id)
+        try:
+            if before is not None:
+                await before.aclose()
+            await self._assign(self._open[bare], spec)
+        except OSError as error:
+            raise SandboxUnavailable(f"a sandbox could not be handed over: {error}") from error
+        finally:
+            self._opening.discard(session_id)
+        sandbox.session_id = session_id
+        self._open[session_id] = self._open.pop(bare)
+
     @abstractmethod
     async def _probe(self) -> Probe:
         """Try the kind for real, cheaply."""
@@ -155,6 +181,10 @@ class SandboxKind(ABC, Generic[SandboxT]):
     @abstractmethod
     async def _remove(self, session_id: str) -> None:
         """Remove the workspace of a session without a sandbox."""
+
+    async def _assign(self, sandbox: SandboxT, spec: SandboxSpec) -> None:  # type: ignore[misc]  # it is one of ours
+        """Let all that bears the sandbox's name bear the session's, which has nothing yet."""
+        raise NotImplementedError
 
     async def _close(self) -> None:
         """Free what the kind itself holds."""

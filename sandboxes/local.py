@@ -6,7 +6,7 @@ import os
 import signal
 import socket
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -42,6 +42,11 @@ class LocalSandbox(DirectSandbox):
     def __init__(self, spec: SandboxSpec, link: Channel, parts: "_Parts", *, restored: bool) -> None:
         super().__init__(spec.session_id, link, {**bwrap.BASE_ENV, **spec.env}, parts.end, restored=restored)
         self._parts = parts
+
+    def assign(self, spec: SandboxSpec) -> None:
+        """Be the session's: its programs get its environment, and its id is the one to free at the end."""
+        self.add_env(spec.env)
+        self._parts.session_id = spec.session_id
 
     def counters(self) -> Counters:
         return self._parts.group.counters() if self._parts.group is not None else Counters()
@@ -102,6 +107,7 @@ class LocalKind(SandboxKind[LocalSandbox]):
     """
 
     name = "local"
+    poolable = True
 
     def __init__(
         self, state_dir: Path, *, instance: str, uids: range = range(60000, 61000), rlimits_only: bool = False
@@ -113,6 +119,23 @@ class LocalKind(SandboxKind[LocalSandbox]):
         self._host: _Host | None = None
         self.workspaces = Workspaces(state_dir.absolute(), uids if self._root else None)
         self.launching = Launching()
+        self._orphans: list[str] = []
+
+    def keep(self, session_ids: Collection[str]) -> None:
+        self._orphans = self.workspaces.others(session_ids)
+
+    async def survivors(self) -> Collection[str]:
+        """None: they die with the gateway. The folders that it left for nobody are removed."""
+        while self._orphans:
+            await self.destroy(self._orphans.pop())
+        return ()
+
+    def has_workspace(self, session_id: str) -> bool:
+        return self.workspaces.has(session_id)
+
+    async def _assign(self, sandbox: LocalSandbox, spec: SandboxSpec) -> None:
+        self.workspaces.rename(sandbox.session_id, spec.session_id)
+        sandbox.assign(spec)
 
     async def _probe(self) -> Probe:
         """Open and end a throw-away sandbox."""

@@ -109,6 +109,16 @@ class Meeting:
             raise
         return hmac.compare_digest(said, runner.AGAIN + b"\0" + self.secret)
 
+    @property
+    def exists(self) -> bool:
+        """Whether a sandbox was met here, by this gateway or an earlier life of it."""
+        return self.folder.exists()
+
+    def move(self, folder: Path) -> None:
+        """Be another session's; what is mounted of the folder stays so."""
+        self.folder = self.folder.rename(folder)
+        self._secret = folder.with_name(f"{folder.name}.secret")
+
     def make_secret(self) -> bytes:
         """Make what the runner will have to say to the next gateway."""
         secret = secrets.token_hex(16).encode()

@@ -4,7 +4,7 @@ import os
 import secrets
 import stat
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,6 +42,20 @@ class Workspaces:
         for folder in (top, top / "workspace", top / "home"):
             _make(folder, uid)
         return Folders(top / "workspace", top / "home", uid, restored)
+
+    def has(self, session_id: str) -> bool:
+        return self._place(session_id).exists()
+
+    def others(self, session_ids: Collection[str]) -> list[str]:
+        """All sessions that have folders, but these."""
+        names = [folder.name for folder in self._root.iterdir()] if self._root.exists() else []
+        return [name for name in names if name not in session_ids]
+
+    def rename(self, session_id: str, new: str) -> None:
+        """Give a session's folders to another that has none; what is mounted of them stays so."""
+        self._place(session_id).rename(self._place(new))
+        if session_id in self._lent:
+            self._lent[new] = self._lent.pop(session_id)
 
     def release(self, session_id: str) -> None:
         """Give the uid back; a folder that stays goes on holding it."""

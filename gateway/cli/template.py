@@ -45,6 +45,7 @@ ABOUT: Final = {
     "profiles.read_only": "host paths shown inside at the same place",
     "profiles.idle_seconds": "ends a session that nobody uses",
     "profiles.lifetime_seconds": "ends any session",
+    "profiles.pool": "sandboxes at the ready, so that none is waited for",
     "profiles.seed": '[{ from = "./fixtures", to = "data" }]: a folder, file, tar, git bundle; here or any fsspec URI',
     "profiles.seed_from": 'places below which a session may name its own seeds, such as ["s3://bucket/public"]',
     "profiles.setup": "a shell command, run before the first call; unless it succeeds, the session does not open",
@@ -108,6 +109,7 @@ UNSET: Final = {
     "profiles.image": ('"sandgate/sandbox"', "default: what `sandgate images build` builds"),
     "profiles.workspace": ('"memory"', "default: memory"),
     "profiles.setup": ('"make deps"', "default: nothing"),
+    "profiles.pool": ("{ min = 1, max = 4 }", "default: none; also when_empty = create | wait | fail"),
     "store.uri": ('"s3://bucket/prefix"', "default: the state folder"),
 }
 """Keys whose default is not a value that TOML could hold."""

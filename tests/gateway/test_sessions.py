@@ -1,9 +1,11 @@
 """Sessions: what may be asked for, their sandbox's life, their end, and a restart."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import anyio
+import httpx2
 import pytest
 
 from gateway.errors import NotFound, TooMany, Unprocessable
@@ -233,3 +235,90 @@ async def test_record_names_limits_that_are_not_enforced(server: Served) -> None
     assert record["channel"] == "direct"
     assert any(one.startswith("workspace_size") for one in record["not_enforced"])
     assert "token" not in record
+
+
+@pytest.mark.parametrize("kind", ["local", pytest.param("docker", marks=pytest.mark.needs("docker"))])
+async def test_session_gets_a_sandbox_that_waited_for_it(state_dir: Path, nothing_left: None, kind: str) -> None:
+    """Its hooks run after that; it counts as one live sandbox, and so does the next at the ready."""
+    profile = {"kind": kind, "pool": {"min": 1}}
+    async with running(state_dir, profiles={"default": profile}) as gateway:
+        [pool] = gateway.profiles.pools()
+        await until(lambda: pool.ready == 1)
+        session = await opened(gateway, seed=[{"path": "a", "text": "seed"}])
+        assert (await called(gateway, session, "bash", command="cat a; ls")).text == "seeda"
+        await until(lambda: pool.ready == 1)
+        assert gateway.places.taken == 2
+        await gateway.close_session(session)
+        assert (pool.ready, gateway.places.taken) == (1, 1)
+    assert gateway.places.taken == 0
+
+
+async def test_sandboxes_at_the_ready_make_room_for_sessions(state_dir: Path) -> None:
+    async with running(
+        state_dir, server={"live_sandboxes": 2}, profiles={"default": {"pool": {"min": 2}}, "other": {}}
+    ) as gateway:
+        [pool] = gateway.profiles.pools()
+        await until(lambda: pool.ready == 2)
+        others = [await gateway.open_session(OPERATOR, SessionRequest(profile="other")) for _ in range(2)]
+        for one in others:
+            session = gateway.sessions.find(OPERATOR, one.id)
+            assert (await called(gateway, session, "bash", command="true")).status == "ok"
+        assert (pool.ready, gateway.places.taken) == (0, 2)
+        with pytest.raises(TooMany):
+            await called(gateway, await opened(gateway), "bash", command="true")
+
+
+async def test_empty_pool_that_fails_is_429(state_dir: Path) -> None:
+    pool = {"min": 1, "max": 1, "when_empty": "fail"}
+    async with running(state_dir, profiles={"default": {"pool": pool}}) as gateway:
+        await until(lambda: gateway.profiles.pools()[0].ready == 1)
+        one, two = await opened(gateway), await opened(gateway)
+        await called(gateway, one, "bash", command="true")
+        with pytest.raises(TooMany, match="no sandbox of the profile 'default' is ready"):
+            await called(gateway, two, "bash", command="true")
+        await gateway.close_session(one)
+        await until(lambda: gateway.profiles.pools()[0].ready == 1)
+        assert (await called(gateway, two, "bash", command="true")).status == "ok"
+
+
+async def test_no_sandbox_at_the_ready_outlives_a_killed_gateway(state_dir: Path) -> None:
+    """I5: what it left for nobody is removed at the next start, and no session's."""
+    async with running(state_dir) as gateway:
+        session = await opened(gateway)
+        await called(gateway, session, "bash", command="true")
+        (state_dir / "workspaces" / "pool-1234" / "workspace").mkdir(parents=True)
+    async with running(state_dir):
+        await until(lambda: [one.name for one in (state_dir / "workspaces").iterdir()] == [session.id])
+
+
+async def test_calls_of_many_sessions_at_once_get_a_place_or_429(server: Served) -> None:
+    """None is accepted that would find no place when it runs."""
+    sessions = [await server.session() for _ in range(24)]
+    answers: list[httpx2.Response] = []
+
+    async def call(session: dict[str, Any]) -> None:
+        path = f"/v1/sessions/{session['id']}/calls"
+        answers.append(await server.agent.post(path, json={"tool": "bash", "arguments": {"command": "true"}}))
+
+    async with anyio.create_task_group() as tasks:
+        for session in sessions:
+            tasks.start_soon(call, session)
+    full = [one for one in answers if one.status_code == 429]
+    assert (len(full), {one.headers["retry-after"] for one in full}) == (4, {"5"})
+    assert {one.json()["status"] for one in answers if one.status_code == 200} == {"ok"}
+
+
+async def test_a_lost_sandbox_keeps_its_place(state_dir: Path) -> None:
+    """R44: the next call of its session is not refused for want of one."""
+    async with running(state_dir, server={"live_sandboxes": 1}) as gateway:
+        session = await opened(gateway)
+        await called(gateway, session, "bash", command="true")
+        await (await session.sandbox()).aclose()
+        assert (await called(gateway, session, "bash", command="true")).status == "ok"
+        assert gateway.places.taken == 1
+
+
+async def until(holds: Callable[[], bool], seconds: float = 20) -> None:
+    with anyio.fail_after(seconds):
+        while not holds():
+            await anyio.sleep(0.02)
