@@ -21,6 +21,7 @@ from gateway.gateway import Gateway, GatewayOptions, Profiles
 from gateway.hooks.hook import AGENT_POINTS, FILTER, POINTS, Hook
 from gateway.hooks.offload import Offload, Rule, Rules
 from gateway.hooks.permission import Permissions, session_policy
+from gateway.hooks.redact import Redaction
 from gateway.hooks.registered import Registered
 from gateway.inputs import SessionInput, check_distinct, parsed_inputs
 from gateway.journal import Journal, SessionRow
@@ -300,7 +301,8 @@ async def built_gateway(settings: Settings, folder: Path, state: State) -> Async
     places = SandboxPlaces(settings.server.live_sandboxes)
     retention = settings.store.retention_hours * 3600
     store = ResultStore(build_store(settings, folder, state))
-    journal = Journal.open(state.folder / "sandgate.db")
+    redaction = Redaction(one.hook for one in hooks)
+    journal = Journal.open(state.folder / "sandgate.db", redaction.value)
     approvals = Approvals(
         journal, ApprovalTimes(settings.server.approval_wait_seconds, settings.server.approval_expires_seconds)
     )
@@ -314,6 +316,7 @@ async def built_gateway(settings: Settings, folder: Path, state: State) -> Async
         profiles=ConfiguredProfiles(settings, folder, kinds, places, hooks, toolbox, workspace),
         runner=CallRunner(Pipeline(hooks), toolbox, approvals, offload, shelf, SpoolFolder(state.folder / "spool")),
         approvals=approvals,
+        redaction=redaction,
         shelf=shelf,
         options=GatewayOptions(
             replay_seconds=settings.server.replay_seconds,

@@ -17,6 +17,7 @@ from gateway.approvals import Approvals
 from gateway.calls import ActiveCall
 from gateway.errors import Forbidden, NotFound, SandgateError, Unavailable, Unprocessable
 from gateway.execution import CallRunner
+from gateway.hooks.redact import Redaction
 from gateway.journal import Journal, SessionRow, Terminal
 from gateway.models import (
     Approval,
@@ -94,6 +95,7 @@ class Gateway:
         profiles: Profiles,
         runner: CallRunner,
         approvals: Approvals,
+        redaction: Redaction,
         shelf: Shelf,
         options: GatewayOptions,
     ) -> None:
@@ -103,6 +105,7 @@ class Gateway:
         self.profiles = profiles
         self.runner = runner
         self.approvals = approvals
+        self.redaction = redaction
         self.shelf = shelf
         self.results = shelf.store
         self.agent_points = AgentPoints(runner.pipeline, journal)
@@ -434,6 +437,7 @@ class Gateway:
             fault = Fault(code="internal", message="the gateway failed", remedy="Its log has the reason.")
             end = Terminal(active.call, without_output(active.call, "internal", fault), trail)
         duration = round((time.perf_counter() - started) * 1000, 3)
+        end = self.redaction.terminal(end)
         end = replace(
             end,
             keep_answer=active.keyed,

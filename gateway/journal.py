@@ -125,20 +125,22 @@ class Journal:
     removal and checkpoints, is `tidy`, in a thread too.
     """
 
-    def __init__(self, writer: sqlite3.Connection, reader: sqlite3.Connection) -> None:
+    def __init__(self, writer: sqlite3.Connection, reader: sqlite3.Connection, redact: Callable[[Any], Any]) -> None:
         self._writer = writer
         self._reader = reader
+        self._redact = redact
         self._reading = anyio.CapacityLimiter(1)
         self._revision = 0
 
     @classmethod
-    def open(cls, path: Path) -> Self:
-        """Open or make the database, mode 0600, and bring its tables up to date. Raises StateError."""
+    def open(cls, path: Path, redact: Callable[[Any], Any] = lambda arguments: arguments) -> Self:
+        """Open or make the database, mode 0600, and bring its tables up to date; what `redact` makes of arguments is
+        what is kept of them. Raises StateError."""
         path.touch(mode=0o600)
         try:
             writer = _connected(path)
             _migrate(writer)
-            return cls(writer, _connected(path))
+            return cls(writer, _connected(path), redact)
         except sqlite3.DatabaseError as error:
             raise StateError(f"{path}: {error}", "Move the file away; a new one is made at the next start.") from error
 
@@ -152,6 +154,9 @@ class Journal:
         """Returns how many rows it changed."""
         with _writing():
             return self._writer.execute(statement, row).rowcount  # one statement is a transaction of its own
+
+    def _kept(self, arguments: JsonValue) -> str:
+        return _bounded(self._redact(arguments))
 
     async def _read(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         return await anyio.to_thread.run_sync(functools.partial(work, *args, **kwargs), limiter=self._reading)
@@ -236,7 +241,7 @@ class Journal:
                 call.requested_tool,
                 call.source,
                 time.time(),
-                _bounded(call.original_arguments),
+                self._kept(call.original_arguments),
                 key,
                 request_sha256,
             ),
@@ -249,7 +254,7 @@ class Journal:
         row = (
             time.time(),
             result.status,
-            _bounded(call.arguments),
+            self._kept(call.arguments),
             result.exit_code,
             result.error.model_dump_json() if result.error else None,
             end.raw_digest,
@@ -375,7 +380,7 @@ class Journal:
                     call.tool,
                     digest,
                     arguments,
-                    "null" if original == call.arguments else _bounded(original),
+                    "null" if original == call.arguments else self._kept(original),
                     _QUESTIONS.dump_json(tuple(questions)).decode(),
                     time.time(),
                     expires,
@@ -436,7 +441,7 @@ class Journal:
                 scope,
                 json.dumps(edited),
                 reason,
-                _bounded(approval.arguments),
+                self._kept(approval.arguments),
                 now,
                 self._next_revision(),
                 _number(approval.id),
@@ -461,7 +466,7 @@ class Journal:
             "UPDATE approvals SET state = 'expired', used = ?, arguments = ?, revision = ?"
             " WHERE number = ? AND state = 'waiting'",
             [
-                (now if used else None, _bounded(one.arguments), self._next_revision(), _number(one.id))
+                (now if used else None, self._kept(one.arguments), self._next_revision(), _number(one.id))
                 for one in approvals
             ],
         )

@@ -138,8 +138,10 @@ def test_python_blocks_run(newcomer: Newcomer) -> None:
             assert done.stdout.rstrip().endswith("b'0,0\\n1,1\\n2,4\\n3,9\\n4,16'")
 
 
-def test_toml_blocks_are_configurations(tmp_path: Path) -> None:
-    text, workspace = blocks("toml")
+def test_toml_blocks_are_configurations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text, workspace, ready = blocks("toml")
+    monkeypatch.setenv("TICKETS_TOKEN", "not a real one")
+    (tmp_path / "ready.toml").write_text(ready)
     (tmp_path / "sandgate.toml").write_text(text)
     (tmp_path / "workspace.toml").write_text(workspace)
     for block in blocks("python"):
@@ -150,3 +152,5 @@ def test_toml_blocks_are_configurations(tmp_path: Path) -> None:
     assert [build_tool(one, folder).definition.name for one in settings.tools] == ["greet", "first_lines"]
     prepared = build_sandbox_hooks(load_settings(tmp_path / "workspace.toml")[0], folder)
     assert [type(one).__name__ for one in prepared["default"]] == ["GitIdentity", "Report"]
+    ready_hooks = [build_hook(one, folder).name for one in load_settings(tmp_path / "ready.toml")[0].hooks]
+    assert ready_hooks == ["RedactSecrets"]
