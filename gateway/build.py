@@ -29,6 +29,7 @@ from gateway.matching import matches
 from gateway.models import LimitsRequest, Network, SessionRequest, ToolDefinition
 from gateway.pipeline import Pipeline
 from gateway.principals import Principal, Tokens
+from gateway.serialization import from_dict, resolve, to_dict
 from gateway.sessions import SandboxPlaces, Session, SessionLimits, Sessions
 from gateway.settings import (
     HookSettings,
@@ -39,10 +40,10 @@ from gateway.settings import (
     SandboxHookSettings,
     Settings,
     ToolSettings,
-    nearest,
 )
 from gateway.shelf import Shelf
 from gateway.spool import SpoolFolder
+from gateway.text import nearest
 from gateway.toolbox import Toolbox
 from gateway.tools.functions import FunctionTool
 from gateway.tools.results import RESULT_TOOLS
@@ -476,6 +477,18 @@ def build_hook(one: HookSettings, folder: Path) -> Registered:
     return registered
 
 
+def hook_settings(one: Registered) -> HookSettings:
+    """The entry of `[[hooks]]` that makes such a hook again. Raises SerializationError where state would be lost."""
+    data = to_dict(one.hook)
+    return HookSettings(
+        use=data["type"],
+        options=data["state"],
+        tools=one.tools,
+        timeout_seconds=one.timeout_seconds,
+        on_failure=one.on_failure,
+    )
+
+
 def _hook(one: HookSettings, found: Any) -> Hook:
     """A hook object as it is, or one of a class, made with the options."""
     if isinstance(found, Hook) and not one.options:
@@ -485,9 +498,9 @@ def _hook(one: HookSettings, found: Any) -> Hook:
     if not (isinstance(found, type) and issubclass(found, Hook)):
         raise SettingsError(f"hooks: {one.use}: not a Hook", "Derive it from gateway.hooks.hook.Hook.")
     try:
-        return found(**one.options)
-    except (TypeError, ValueError) as error:
-        raise SettingsError(f"hooks: {one.use}: {error}", "Check its options.") from error
+        return from_dict({"type": one.use, "state": one.options}, Hook, allowed_modules=None)
+    except SettingsError as error:
+        raise SettingsError(f"hooks: {one.use}: {error.message}", error.remedy) from error
 
 
 def build_tool(one: ToolSettings, folder: Path) -> Tool:
@@ -518,24 +531,9 @@ def build_tool(one: ToolSettings, folder: Path) -> Tool:
 
 def imported(path: str, folder: Path) -> Any:
     """What a dotted path (`module:name`) of the operator's configuration names; `folder` is importable."""
-    module, separator, name = path.partition(":")
-    if not separator or not name:
-        raise SettingsError(f"{path!r} is no dotted path", "Write module:name, such as my_hooks:ForceDryRun.")
     if str(folder) not in sys.path:
         sys.path.append(str(folder))
-    try:
-        found = importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        remedy = f"Put {module.split('.')[0]}.py beside the configuration file, or install its package."
-        raise SettingsError(f"{path}: {error}", remedy) from error
-    except Exception as error:  # strangers' code, run by importing it
-        raise SettingsError(
-            f"{path}: importing it raised {type(error).__name__}: {error}", "Mend the module."
-        ) from error
-    try:
-        return getattr(found, name)
-    except AttributeError:
-        raise SettingsError(f"{path}: {found.__file__} has no {name}{nearest(name, vars(found))}") from None
+    return resolve(path, allowed_modules=None)
 
 
 def refuse_shadowed_packages() -> None:

@@ -5,6 +5,7 @@
     |   +-- Unauthorized  401   Forbidden 403   NotFound 404   Gone 410   TooLarge 413   Unprocessable 422
     |   +-- TooMany       429   Unavailable 503
     +-- SettingsError           the configuration is wrong; nothing was started
+    |   +-- SerializationError  an object cannot be written as data, or data is no object
     +-- StateError              the state folder cannot be used
 
 Foreign and absent things are the same `NotFound`, to the byte.
@@ -26,6 +27,10 @@ class SandgateError(Exception):
 
 class SettingsError(SandgateError):
     """A configuration file or variable is wrong; the message names the place, the remedy the right spelling."""
+
+
+class SerializationError(SettingsError):
+    """An object cannot be written as data without a loss, or data names what may not or cannot be loaded."""
 
 
 class StateError(SandgateError):

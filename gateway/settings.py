@@ -1,11 +1,10 @@
 """Settings: sandgate.toml and the environment, read once, frozen. Unknown names are refused, naming the nearest."""
 
-import difflib
 import json
 import os
 import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self, TypeGuard, get_origin
 
@@ -31,6 +30,7 @@ from pydantic_settings import (
 from gateway.errors import SettingsError
 from gateway.hooks.permission import MODES, PermissionPolicy
 from gateway.models import LEAST_CPUS, LEAST_MEMORY, LEAST_OPEN_FILES, Network, Wire
+from gateway.text import nearest
 
 PREFIX: Final = "SANDGATE_"
 OUTSIDE_VARIABLES: Final = frozenset(
@@ -449,12 +449,6 @@ def _inside(model: Any, part: int | str) -> Any:
         return field.annotation if field else None
     arguments = [one for one in getattr(model, "__args__", ()) if one not in (Ellipsis, str)]
     return arguments[0] if arguments else None
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """`; did you mean 'x'?` for the known name that is close, or nothing."""
-    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
-    return f"; did you mean {close[0]!r}?" if close else ""
 
 
 def state_dir(option: Path | None = None) -> Path:

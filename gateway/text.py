@@ -1,7 +1,9 @@
 """Bytes as text for people and models: nothing cut in two, nothing lost silently."""
 
 import codecs
+import difflib
 import unicodedata
+from collections.abc import Iterable
 
 
 def joined(head: bytes, tail: bytes, total: int) -> str:
@@ -50,6 +52,12 @@ def printable(text: str, *, keep: str = "") -> str:
     """Text for a terminal, a log or a page: control, direction and surrogate characters shown as escapes, `keep`
     (such as newline and tab) aside."""
     return "".join(_escaped(one) if unicodedata.category(one) in _HOSTILE and one not in keep else one for one in text)
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """`; did you mean 'x'?` for the known name that is close, or nothing."""
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    return f"; did you mean {close[0]!r}?" if close else ""
 
 
 _HOSTILE = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})

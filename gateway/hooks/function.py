@@ -39,7 +39,8 @@ class FunctionHook(Hook):
         if len(points) > 1:
             raise SettingsError(f"a pair for two points: {', '.join(sorted(points))}", "Make two hooks.")
         self.point = points.pop()
-        setattr(self, self.point, async_function or function)
+        self.__wrapped__ = async_function or function
+        setattr(self, self.point, self.__wrapped__)
 
     @property
     def name(self) -> str:
