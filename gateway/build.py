@@ -42,6 +42,7 @@ from gateway.settings import (
     ToolSettings,
 )
 from gateway.shelf import Shelf
+from gateway.signing import SignedUrls, signing_secret
 from gateway.spool import SpoolFolder
 from gateway.text import nearest
 from gateway.toolbox import Toolbox
@@ -319,6 +320,7 @@ async def built_gateway(settings: Settings, folder: Path, state: State) -> Async
         approvals=approvals,
         redaction=redaction,
         shelf=shelf,
+        urls=SignedUrls(signing_secret(state.folder), shelf),
         options=GatewayOptions(
             replay_seconds=settings.server.replay_seconds,
             stop_seconds=settings.server.stop_seconds,

@@ -40,6 +40,7 @@ from gateway.principals import Principal, digest, new_token
 from gateway.results import SessionResults
 from gateway.sessions import RETRY_SECONDS, SandboxPlaces, Session, Sessions, new_session_id
 from gateway.shelf import Shelf
+from gateway.signing import SignedUrls
 from sandboxes import Pool, Probe, SandboxError, SandboxKind
 
 logger = logging.getLogger(__name__)
@@ -97,6 +98,7 @@ class Gateway:
         approvals: Approvals,
         redaction: Redaction,
         shelf: Shelf,
+        urls: SignedUrls,
         options: GatewayOptions,
     ) -> None:
         self.journal = journal
@@ -109,6 +111,7 @@ class Gateway:
         self.shelf = shelf
         self.results = shelf.store
         self.agent_points = AgentPoints(runner.pipeline, journal)
+        self.urls = urls
         self.options = options
         self.stopping = False
         self._stopped = anyio.Event()

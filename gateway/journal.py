@@ -224,6 +224,14 @@ class Journal:
             [(report.state, ended, report.model_dump_json(), report.id)],
         )
 
+    async def url_generation(self, session_id: str) -> int:
+        """Which signed URLs of a session are in force; -1 for one that is not on record."""
+        row = await self._one("SELECT url_generation FROM sessions WHERE id = ?", session_id)
+        return -1 if row is None else int(row[0])
+
+    def revoke_urls(self, session_id: str) -> None:
+        self._write_one("UPDATE sessions SET url_generation = url_generation + 1 WHERE id = ?", (session_id,))
+
     # calls
 
     def accept(self, call: ToolCall, key: str | None, request_sha256: str | None) -> None:
@@ -614,6 +622,7 @@ def _migrate(database: sqlite3.Connection) -> None:
 
 def _session(row: sqlite3.Row) -> SessionRow:
     values = dict(row)
+    del values["url_generation"]
     report = values.pop("close_report")
     return SessionRow(**values, close_report=CloseReport.model_validate_json(report) if report else None)
 

@@ -3,7 +3,9 @@
 Here stands what only the HTTP transport answers and its client reads; what the gateway works with is in `models`.
 """
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
 
 from gateway.models import Approval, CallRecord, Reference, SessionRecord, Stream, Wire
 
@@ -106,6 +108,20 @@ class StoredResultList(Wire):
     """The session's stored results, in the order of their keys."""
 
     results: tuple[StoredResultEntry, ...]
+
+
+class SignedUrlRequest(Wire):
+    """Of which result, a whole reference or a key of the session; and for how long, a week at most."""
+
+    reference: Annotated[str, Field(min_length=1, max_length=1000)]
+    seconds: Annotated[float, Field(gt=0, le=7 * 86400)] = 3600
+
+
+class SignedUrl(Wire):
+    """Whoever has it reads the result, until `expires` (seconds since 1970) or until it is revoked."""
+
+    url: str
+    expires: float
 
 
 class Page(Wire):

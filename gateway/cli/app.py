@@ -20,7 +20,7 @@ EXAMPLES: Final = """\
 Try it:         sandgate demo
 Set it up:      sandgate init && sandgate doctor && sandgate serve
 Run a command:  sandgate exec -- python3 -c 'print(6 * 7)'
-Look back:      sandgate sessions --all; sandgate calls SESSION
+Look back:      sandgate sessions --all; sandgate calls SESSION; sandgate results SESSION
 
 Clients read SANDGATE_URL and SANDGATE_TOKEN; `sandgate token agent` prints
 a token. `sandgate COMMAND --help` says more."""
@@ -42,6 +42,7 @@ _COMMANDS: Final = (
     ("exec", _USE, "Run one command in a new session; its output and exit code are this command's."),
     ("sessions", _USE, "List sessions."),
     ("calls", _USE, "List a session's calls, or show one as a timeline."),
+    ("results", _USE, "List what is stored of a session; show, save or search one result."),
     ("close", _USE, "Close sessions: collect from them, then remove them."),
 )
 USAGE: Final = 2
@@ -51,6 +52,7 @@ NEEDS_SERVER: Final = frozenset(
         "docker",
         "fastapi",
         "httptools",
+        "itsdangerous",
         "jsonschema",
         "mcp",
         "mcp_types",

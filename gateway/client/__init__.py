@@ -26,4 +26,6 @@ from gateway.client.turn import Step as Step
 from gateway.client.turn import Turn as Turn
 from gateway.wire import FileEntry as FileEntry
 from gateway.wire import FileList as FileList
+from gateway.wire import Page as Page
+from gateway.wire import SignedUrl as SignedUrl
 from gateway.wire import StoredResultEntry as StoredResultEntry

@@ -1,12 +1,13 @@
 """Local files on their way: a folder as a tar and back, a body saved into a file."""
 
+import hashlib
 import os
 import secrets
 import shutil
 import stat
 import tarfile
 import tempfile
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from pathlib import Path
 from typing import IO, Final
 
@@ -14,8 +15,9 @@ import anyio
 import anyio.to_thread
 import httpx2
 
-from gateway.client.errors import ArchiveRefused
+from gateway.client.errors import ArchiveRefused, ConnectionLost
 
+Progress = Callable[[int], None]
 CHUNK_BYTES: Final = 256 * 1024
 TAR: Final = "application/x-tar"
 _NOT_IN_A_NAME: Final = ("\\", ":") if os.name == "nt" else ()
@@ -58,13 +60,19 @@ def _tar_header(name: str, info: os.stat_result) -> bytes:
     return member.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
 
 
-async def save(response: httpx2.Response, target: Path) -> None:
-    """Stream a body into a file, which appears whole or not at all."""
-    part = _part_of(target)
+async def save(response: httpx2.Response, target: Path, *, progress: Progress | None = None, sha256: str = "") -> None:
+    """Stream a body into a file, which appears whole or not at all; where a digest is given, only with that one."""
+    part, digest, size = _part_of(target), hashlib.sha256(), 0
     try:
         async with await anyio.open_file(part, "xb") as file:
             async for chunk in response.aiter_bytes(CHUNK_BYTES):
+                digest.update(chunk)
+                size += len(chunk)
                 await file.write(chunk)
+                if progress is not None:
+                    progress(size)
+        if sha256 and digest.hexdigest() != sha256:
+            raise ConnectionLost("what arrived is not what was stored: its digest is another")
         await anyio.to_thread.run_sync(part.replace, target)
     finally:
         with anyio.CancelScope(shield=True):

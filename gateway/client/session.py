@@ -10,7 +10,7 @@ from urllib.parse import unquote_to_bytes
 import anyio
 import anyio.to_thread
 
-from gateway.client.archive import TAR, file_chunks, packed, save, unpack
+from gateway.client.archive import TAR, Progress, file_chunks, packed, save, unpack
 from gateway.client.connection import JSON, LONG, Connection, media_type, quoted, segment
 from gateway.client.errors import ConnectionLost, Refused
 from gateway.client.model_calls import model_call
@@ -23,6 +23,8 @@ from gateway.wire import (
     Cancelled,
     FileEntry,
     FileList,
+    Page,
+    SignedUrl,
     StoredResultEntry,
     StoredResultList,
     ToolFormat,
@@ -240,10 +242,42 @@ class Session:
                 return b""
             raise
 
-    async def save_result(self, reference: str, local_path: str | os.PathLike[str]) -> None:
-        """Stream a stored result into a file, which appears whole or not at all."""
+    async def save_result(
+        self, reference: str, local_path: str | os.PathLike[str], *, progress: Progress | None = None
+    ) -> None:
+        """Stream a stored result into a file, which appears whole or not at all, and only if its digest is right.
+
+        `progress` is told how many bytes have come, now and then. Raises ConnectionLost for another digest.
+        """
         async with self._connection._open("GET", result_path(reference, self._path)) as response:
-            await save(response, Path(local_path))
+            digest = response.headers.get("etag", "").strip('"')
+            await save(response, Path(local_path), progress=progress, sha256=digest)
+
+    async def result_lines(self, reference: str, first: int, last: int) -> Page:
+        """The lines `first..last` of a stored result (from 1, both included), at most 1 MiB of them."""
+        return await self._page(reference, {"lines": f"{first}-{last}"})
+
+    async def grep_result(self, reference: str, pattern: str) -> Page:
+        """The lines of a stored result that an RE2 pattern matches, as `number:line`, at most 1 MiB of them."""
+        return await self._page(reference, {"grep": pattern})
+
+    async def _page(self, reference: str, params: Mapping[str, str]) -> Page:
+        return await self._connection._ask(Page, "GET", result_path(reference, self._path), params=params, timeout=LONG)
+
+    async def delete_result(self, reference: str) -> None:
+        """Delete a stored result before its time; asking for it again raises Gone."""
+        async with self._connection._open("DELETE", result_path(reference, self._path)):
+            pass
+
+    async def signed_url(self, reference: str, *, seconds: float = 3600) -> SignedUrl:
+        """A URL that reads one stored result of this session without a token, for a week at most."""
+        body = {"reference": reference, "seconds": seconds}
+        return await self._connection._ask(SignedUrl, "POST", f"{self._path}/urls", body=body)
+
+    async def revoke_urls(self) -> None:
+        """End all signed URLs of this session."""
+        async with self._connection._open("DELETE", f"{self._path}/urls"):
+            pass
 
     async def result_info(self, reference: str) -> ResultInfo:
         """What a stored result is, without its bytes. Raises as `read_result` does."""

@@ -9,7 +9,8 @@ CREATE TABLE sessions (
     last_used    REAL NOT NULL,
     expires      REAL NOT NULL,
     ended        REAL,
-    close_report TEXT
+    close_report TEXT,
+    url_generation INTEGER NOT NULL DEFAULT 0
 ) STRICT;
 
 CREATE TABLE calls (

@@ -289,3 +289,41 @@ def test_commands_without_a_gateway_say_how_to_get_one(tmp_path: Path) -> None:
     done = sandgate("sessions", SANDGATE_URL="http://127.0.0.1:9", SANDGATE_STATE_DIR=str(tmp_path))
     assert done.returncode == 1
     assert "sandgate serve" in done.stderr
+
+
+# results
+
+
+def test_results_are_listed_shown_saved_and_searched(gateway: Serving, tmp_path: Path) -> None:
+    session = opened(gateway)
+    called(gateway, session, "bash", command="seq 1 200000")
+    called(gateway, session, "bash", command="head -c 40000 /dev/zero")
+    numbers = "".join(f"{number}\n" for number in range(1, 200_001))
+    listed = gateway.run("results", session[:12]).stdout
+    assert re.search(r"0001-bash-stdout +stdout +1.2 MiB +text/plain; charset=utf-8", listed)
+    assert [one["bytes"] for one in json.loads(gateway.run("results", session, "--json").stdout)] == [1_288_895, 40_000]
+    assert gateway.run("results", session, "0001").stdout == numbers
+    saved = gateway.run("results", session, f"sandgate://{session}/results/0001-bash-stdout", "--save", str(tmp_path))
+    assert saved.stdout.startswith("1.2 MiB to ")
+    assert (tmp_path / "0001-bash-stdout").read_text() == numbers
+    found = gateway.run("results", session, "0001", "--grep", "^1999[89]$")
+    assert (found.returncode, found.stdout) == (0, "19998:19998\n19999:19999\n")
+    assert gateway.run("results", session, "0001", "--grep", "x").returncode == 1
+
+
+def test_results_show_nothing_that_a_terminal_obeys(gateway: Serving) -> None:
+    session = opened(gateway)
+    called(gateway, session, "bash", command=r"for i in $(seq 1 9000); do printf '\033[2Jx\n'; done")
+    called(gateway, session, "bash", command="head -c 40000 /dev/zero")
+    shown = on_terminal("results", session, "0001", **asking(gateway))
+    assert b"\x1b[2J" not in shown
+    assert b"\\x1b[2Jx" in shown
+    assert b"0002-bash-stdout is no text" in on_terminal("results", session, "0002", **asking(gateway))
+
+
+def test_long_transfer_shows_how_far_it_is(gateway: Serving, tmp_path: Path) -> None:
+    session = opened(gateway)
+    called(gateway, session, "bash", command="head -c 100000000 /dev/zero")
+    shown = on_terminal("results", session, "0001", "--save", str(tmp_path / "zeros"), **asking(gateway))
+    assert b"MB/s" in shown
+    assert (tmp_path / "zeros").stat().st_size == 100_000_000

@@ -14,7 +14,7 @@ from fastapi.routing import iter_route_contexts
 from gateway.build import State, tokens_of
 from gateway.transports.http.app import create_app
 from gateway.transports.http.calls import Direct
-from gateway.transports.http.guard import OPEN_PATHS, App, Guard
+from gateway.transports.http.guard import OPEN_PATHS, SIGNED_PATH, App, Guard
 from gateway.transports.http.mcp import McpRoute
 from tests.gateway.conftest import Served, settings_of
 
@@ -63,7 +63,8 @@ async def test_the_census_sees_the_whole_application(server: Served) -> None:
 
 @pytest.mark.parametrize("headers", [{}, {"accept": "text/event-stream"}, {"authorization": "Bearer wrong"}])
 async def test_no_route_answers_without_a_token(server: Served, headers: dict[str, str]) -> None:
-    """A46: 401 for every route and every method, also for methods and paths that are not there; health is open."""
+    """A46: 401 for every route and every method, also for methods and paths that are not there; health is open, and
+    a signed URL is its own token."""
     session = await server.session()
     seen = {}
     for path in [
@@ -86,7 +87,7 @@ async def test_no_route_answers_without_a_token(server: Served, headers: dict[st
             answer = await server.anonymous.request(method, target, headers=headers)
             seen[method, path] = answer.status_code
     open_answers = {one: code for one, code in seen.items() if code != 401}
-    assert {path for _, path in open_answers} == OPEN_PATHS
+    assert {path for _, path in open_answers} == OPEN_PATHS | {f"{SIGNED_PATH}{{token}}"}
     assert {method for (method, _), code in open_answers.items() if code == 200} == {"GET"}
     assert (await server.agent.get(f"/v1/sessions/{session['id']}")).json()["state"] == "open"
 
@@ -99,7 +100,7 @@ async def test_no_odd_method_answers_without_a_token(server: Served) -> None:
 
 
 async def test_no_route_takes_a_websocket(server: Served) -> None:
-    """A46, K48: a handshake is never answered 101; without a token it is 401 on every route but health."""
+    """A46, K48: a handshake is never answered 101; without a token it is 401 on every route but the open ones."""
     session = await server.session()
     token = server.agent.headers["authorization"]
     seen, with_token = {}, set()
@@ -111,7 +112,7 @@ async def test_no_route_takes_a_websocket(server: Served) -> None:
         )
         seen[path] = (await _raw(server, f"{start}\r\n")).split(b" ")[1]
         with_token.add((await _raw(server, f"{start}Authorization: {token}\r\n\r\n")).split(b" ")[1])
-    assert {path for path, code in seen.items() if code != b"401"} == OPEN_PATHS
+    assert {path for path, code in seen.items() if code != b"401"} == OPEN_PATHS | {f"{SIGNED_PATH}{{token}}"}
     assert b"101" not in {*seen.values(), *with_token}
 
 

@@ -19,13 +19,14 @@ from gateway.transports.http.problems import install_problem_handlers
 
 def create_app(gateway: Gateway, tokens: Tokens, settings: Settings, port: int, mcp: McpRoute) -> App:
     """The whole transport, guarded; `port` is the one it is served on (for the Origin check)."""
-    from gateway.transports.http import approvals, calls, files, health, results, sessions, turns
+    from gateway.transports.http import approvals, calls, files, health, results, sessions, signed, turns
 
     app = FastAPI(title="sandgate", version=version("sandgate"), docs_url=None, redoc_url=None)
     app.state.gateway = gateway
     server = settings.server
     app.state.upload_bytes = int(server.upload)
-    for module in (calls, turns, files, results, sessions, approvals, health):  # in this order, the busiest first
+    busiest_first = (calls, turns, files, results, sessions, approvals, signed, health)
+    for module in busiest_first:
         app.include_router(module.router)
     for path in MCP_PATHS:
         app.router.routes.append(Route(path, endpoint=mcp))
