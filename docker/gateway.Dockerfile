@@ -11,7 +11,7 @@ RUN apt-get update \
     && useradd --uid 1000 --user-group --create-home sandgate
 ENV PATH=/opt/sandgate/bin:/usr/local/bin:/usr/bin:/bin LANG=C.UTF-8 PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 
-# first what it needs, which changes seldom; ca-bundle.crt is there where the network re-signs what it carries
+# first what it needs, which changes seldom; ca-bundle.crt, at the root of the clone, is for a network that re-signs
 COPY pyproject.toml ca-bundle.cr[t] /src/
 RUN [ ! -e /src/ca-bundle.crt ] || export PIP_CERT=/src/ca-bundle.crt; \
     python3 -c 'import tomllib; project = tomllib.load(open("/src/pyproject.toml", "rb"))["project"]; \

@@ -2,6 +2,7 @@
 
 import ast
 import importlib
+import re
 import subprocess
 import sys
 import zipfile
@@ -79,3 +80,37 @@ def test_client_imports_without_the_server() -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+ENGINE_CALLS = {
+    "build": "",  # from the gateway's machine, not by the gateway
+    "containers": "GET /containers/json",
+    "create_container_from_config": "POST /containers/create",
+    "create_network": "POST /networks/create",
+    "info": "GET /info",
+    "inspect_container": "GET /containers/sandgate-i-s/json",
+    "inspect_image": "GET /images/registry.example:5000/sandgate/sandbox:1/json",
+    "inspect_volume": "GET /volumes/sandgate-i-s-home",
+    "networks": "GET /networks",
+    "remove_container": "DELETE /containers/sandgate-i-s",
+    "remove_network": "DELETE /networks/sandgate-i-s",
+    "remove_volume": "DELETE /volumes/sandgate-i-s-home",
+    "rename": "POST /containers/sandgate-i-s/rename",
+    "start": "POST /containers/sandgate-i-s/start",
+    "volumes": "GET /volumes",
+    "wait": "POST /containers/sandgate-i-s/wait",
+}
+
+
+def test_the_socket_proxy_lets_through_what_the_gateway_asks() -> None:
+    """A new call in `sandboxes/docker.py` needs its place here, and in haproxy.cfg."""
+    used = set(re.findall(r"\bapi\.(\w+)\(", (ROOT / "sandboxes/docker.py").read_text()))
+    assert used == set(ENGINE_CALLS)
+    config = (ROOT / "docker/haproxy.cfg").read_text()
+    methods = dict(re.findall(r"acl (\w+) method (\w+)", config))
+    paths = dict(re.findall(r"acl (\w+) path_reg (\S+)", config))
+    [allowed] = re.findall(r"http-request allow if (.*)", config)
+    rules = [(methods[group.split()[0]], paths[group.split()[1]]) for group in allowed.split(" || ")]
+    for call in filter(None, ENGINE_CALLS.values()):
+        method, path = call.split()
+        assert any(method == one and re.search(pattern, f"/v1.41{path}") for one, pattern in rules), call

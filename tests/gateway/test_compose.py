@@ -38,10 +38,18 @@ FORBIDDEN = [
     ("POST", "/containers/create?name=other"),
     ("POST", "/containers/other/start"),
     ("POST", "/containers/sandgate-x/exec"),
+    ("POST", "/containers/sandgate-x/rename?name=other"),
+    ("POST", "/networks/other/connect"),
     ("PUT", "/containers/sandgate-x/archive?path=/"),
     ("DELETE", "/images/sandgate/sandbox"),
+    ("DELETE", "/networks/bridge"),
     ("DELETE", "/volumes/other"),
 ]
+PROFILES = {
+    "SANDGATE_AGENT__PROFILES": '["default", "open", "ready"]',
+    "SANDGATE_PROFILES__OPEN": '{"kind": "docker", "network": "open", "workspace": "disk"}',
+    "SANDGATE_PROFILES__READY": '{"kind": "docker", "pool": {"min": 1, "max": 2}}',
+}
 LIST = """
 import io, tarfile
 from gateway.cli.images import build_context
@@ -148,13 +156,22 @@ async def test_a_gateway_under_compose_runs_commands_in_sandboxes_beside_it(
         }
 
 
-async def test_the_socket_proxy_refuses_what_a_gateway_does_not_need(state_dir: Path) -> None:
-    with composed(state_dir, PROXY) as one:
+async def test_the_socket_proxy_lets_through_what_a_gateway_needs_and_no_more(state_dir: Path, tmp_path: Path) -> None:
+    """Also for a network, volumes, and sandboxes at the ready."""
+    more = tmp_path / "profiles.yaml"
+    more.write_text(json.dumps({"services": {"gateway": {"environment": PROFILES}}}))
+    with composed(state_dir, (*PROXY, str(more))) as one:
+        async with one.client() as client:
+            for profile in ("open", "ready"):
+                async with client.session(profile) as session:
+                    assert (await session.call("bash", {"command": "echo hi"})).text == "hi"
         answers = json.loads(one.compose("exec", "-T", "gateway", "python3", "-c", ASK, stdin=json.dumps(FORBIDDEN)))
         said = [(call, answer["message"]) for call, answer in zip(FORBIDDEN, answers, strict=True)]
         assert said == [(call, "the socket proxy does not let this call through") for call in FORBIDDEN]
         mounts = json.loads(docker("inspect", one.compose("ps", "-q", "gateway").strip()))[0]["Mounts"]
         assert str(SOCKET) not in {mount["Source"] for mount in mounts}
+        refused = [line for line in one.compose("logs", "--no-color", "engine").splitlines() if " 403 " in line]
+        assert len(refused) == len(FORBIDDEN)
 
 
 def test_an_installed_package_has_all_that_images_are_built_from() -> None:
