@@ -40,6 +40,7 @@ from gateway.settings import (
     SandboxHookSettings,
     Settings,
     ToolSettings,
+    UpstreamSettings,
 )
 from gateway.shelf import Shelf
 from gateway.signing import SignedUrls, signing_secret
@@ -50,6 +51,8 @@ from gateway.tools.functions import FunctionTool
 from gateway.tools.results import RESULT_TOOLS
 from gateway.tools.sandbox import SANDBOX_TOOLS, CommandTool, need_of
 from gateway.tools.tool import Tool
+from gateway.tools.upstream import UpstreamTool
+from gateway.upstreams import Offered, Upstream, Upstreams
 from gateway.workspace import WorkspaceHooks, check_seed
 from sandboxes import (
     Limits,
@@ -212,7 +215,7 @@ class ConfiguredProfiles(Profiles):
                 "Leave it out, or name a profile of another kind.",
                 code="no_sandbox",
             )
-        tools = self._tools(profile, request, kind)
+        tools = self._tools(profile, request, kind, checked=not profile.upstreams)
         return Session(
             row=row,
             request=request,
@@ -231,6 +234,7 @@ class ConfiguredProfiles(Profiles):
             ),
             idle_seconds=profile.idle_seconds,
             tools=tools,
+            upstreams=profile.upstreams,
             inputs=parsed_inputs(self._needed_inputs(tools), request.inputs),
             permissions=Permissions(tuple(policies)),
             show_store_uri=profile.show_store_uri,
@@ -238,12 +242,23 @@ class ConfiguredProfiles(Profiles):
             sandbox_hooks=self._workspace.of(row, profile, request, int(limits.workspace_size)) if kind.opens else (),
         )
 
-    def _tools(self, profile: Profile, request: SessionRequest, kind: SandboxKind) -> tuple[ToolDefinition, ...]:
+    def refresh(self, session: Session) -> None:
+        profile = self._profile(session.request.profile)
+        session.offer(self._tools(profile, session.request, session.kind, checked=True))
+
+    def _tools(
+        self, profile: Profile, request: SessionRequest, kind: SandboxKind, *, checked: bool
+    ) -> tuple[ToolDefinition, ...]:
         offered = tuple(
-            one for one in self._toolbox.definitions(profile.tools) if works_in(self._toolbox.get(one.name), kind)
+            one
+            for one in self._toolbox.definitions(profile.tools)
+            if works_in(tool := self._toolbox.get(one.name), kind)
+            and (not isinstance(tool, UpstreamTool) or tool.upstream.name in profile.upstreams)
         )
         if request.tools is None:
             return offered
+        if not checked:
+            return tuple(one for one in self._toolbox.definitions(request.tools) if one in offered)
         chosen = self._toolbox.definitions(request.tools)
         for pattern in request.tools:
             if not any(one in offered for one in self._toolbox.definitions([pattern])):
@@ -311,6 +326,7 @@ async def built_gateway(settings: Settings, folder: Path, state: State) -> Async
     shelf = Shelf(store, journal, int(settings.store.size), settings.store.when_full)
     offload = Offload(rules, shelf, preview_characters=settings.offload.preview_chars, retention_seconds=retention)
     workspace = WorkspaceHooks(settings, folder, build_sandbox_hooks(settings, folder), shelf)
+    upstreams = build_upstreams(settings, journal, toolbox)
     gateway = Gateway(
         journal=journal,
         sessions=Sessions(settings.server.sessions),
@@ -321,6 +337,7 @@ async def built_gateway(settings: Settings, folder: Path, state: State) -> Async
         redaction=redaction,
         shelf=shelf,
         urls=SignedUrls(signing_secret(state.folder), shelf),
+        upstreams=upstreams,
         options=GatewayOptions(
             replay_seconds=settings.server.replay_seconds,
             stop_seconds=settings.server.stop_seconds,
@@ -328,6 +345,38 @@ async def built_gateway(settings: Settings, folder: Path, state: State) -> Async
     )
     async with gateway.run():
         yield gateway
+
+
+def build_upstreams(settings: Settings, journal: Journal, toolbox: Toolbox) -> Upstreams:
+    """The configured MCP servers, none of them started. Raises SettingsError."""
+
+    def register(upstream: Upstream, offered: Offered) -> None:
+        toolbox.add(UpstreamTool(upstream, offered, upstreams))
+
+    upstreams = Upstreams([_upstream(one) for one in settings.upstreams], journal, toolbox, register)
+    return upstreams
+
+
+def _upstream(one: UpstreamSettings) -> Upstream:
+    headers = dict(one.headers)
+    if one.token_env is not None:
+        token = os.environ.get(one.token_env)
+        if not token:
+            raise SettingsError(
+                f"upstreams: {one.name}: {one.token_env} is not set", "Export it before `sandgate serve`."
+            )
+        headers["authorization"] = f"Bearer {token}"
+    return Upstream(
+        one.name,
+        one.command,
+        one.url or "",
+        headers,
+        one.env,
+        one.tools,
+        one.timeout_seconds,
+        one.stateless,
+        f"{one.name}__" if one.prefix is None else one.prefix,
+    )
 
 
 def check_configuration(settings: Settings, folder: Path) -> None:

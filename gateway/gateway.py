@@ -41,6 +41,7 @@ from gateway.results import SessionResults
 from gateway.sessions import RETRY_SECONDS, SandboxPlaces, Session, Sessions, new_session_id
 from gateway.shelf import Shelf
 from gateway.signing import SignedUrls
+from gateway.upstreams import Upstreams
 from sandboxes import Pool, Probe, SandboxError, SandboxKind
 
 logger = logging.getLogger(__name__)
@@ -56,6 +57,10 @@ class Profiles:
 
     def session(self, row: SessionRow, request: SessionRequest) -> Session:
         """Raises Unprocessable naming the field and its bound."""
+        raise NotImplementedError
+
+    def refresh(self, session: Session) -> None:
+        """Offer the session what its profile has now. Raises Unprocessable where its request names no tool of that."""
         raise NotImplementedError
 
     def granted(self, principal: Principal, profile: str) -> bool:
@@ -95,6 +100,7 @@ class Gateway:
         places: SandboxPlaces,
         profiles: Profiles,
         runner: CallRunner,
+        upstreams: Upstreams,
         approvals: Approvals,
         redaction: Redaction,
         shelf: Shelf,
@@ -106,6 +112,7 @@ class Gateway:
         self.places = places
         self.profiles = profiles
         self.runner = runner
+        self.upstreams = upstreams
         self.approvals = approvals
         self.redaction = redaction
         self.shelf = shelf
@@ -127,7 +134,7 @@ class Gateway:
         try:
             await self.runner.pipeline.warm_up()
             await self._restore()
-            async with anyio.create_task_group() as tasks:
+            async with self.upstreams.run(), anyio.create_task_group() as tasks:
                 self._tasks = await tasks.start(self._hold_calls)
                 tasks.start_soon(self._sweep)
                 tasks.start_soon(self._take_up)
@@ -271,6 +278,9 @@ class Gateway:
         try:
             if session.sandbox_hooks:
                 await session.sandbox()
+            if session.upstreams:
+                await self.upstreams.prepare(session.id, session.upstreams, session.sandbox)
+                self.profiles.refresh(session)
         except BaseException as error:
             with anyio.CancelScope(shield=True):
                 await self._undo_opening(session, error)
@@ -289,12 +299,10 @@ class Gateway:
 
     async def _undo_opening(self, session: Session, error: BaseException) -> None:
         session.state = "closed"
-        session.free_place()
-        try:
-            await session.kind.destroy(session.id)
-        except SandboxError as left:
-            logger.error("session %s: %s", session.id, left.message)
-        report = CloseReport(id=session.id, state="closed", reason=f"not opened: {type(error).__name__}")
+        self.upstreams.end(session.id)
+        report = await session.end("closed", f"not opened: {type(error).__name__}", collect=session.sandbox_alive)
+        for left in report.failed:
+            logger.error("session %s: %s", session.id, left)
         self.journal.end_session(report, time.time())
         session.close_report = report
         session.closed.set()
@@ -316,6 +324,7 @@ class Gateway:
             for active in running:
                 await active.done.wait()
             await self.approvals.end_session(session.id)
+            self.upstreams.end(session.id)
             try:
                 report = await session.end(state, reason)
             except Exception as error:
@@ -330,6 +339,13 @@ class Gateway:
 
     async def probes(self) -> list[Probe]:
         return [await kind.probe() for kind in self.profiles.kinds().values()]
+
+    def accept_upstream(self, name: str) -> None:
+        """Let an upstream's changed tools through, in open sessions too. Raises NotFound where nothing waits."""
+        self.upstreams.accept(name)
+        for session in self.sessions.open:
+            if name in session.upstreams:
+                self.profiles.refresh(session)
 
     # calls
 

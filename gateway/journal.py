@@ -99,6 +99,17 @@ class ResultRow:
 
 
 @dataclass(frozen=True, slots=True)
+class UpstreamRow:
+    """The tools of an MCP server, as JSON: those that are accepted, and those that it listed since, if they differ.
+    `config` is a digest of how the server is reached."""
+
+    name: str
+    config: str
+    accepted: str
+    offered: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Terminal:
     """How a call ended, for the record; `answer` is kept where a retry must get the same."""
 
@@ -231,6 +242,19 @@ class Journal:
 
     def revoke_urls(self, session_id: str) -> None:
         self._write_one("UPDATE sessions SET url_generation = url_generation + 1 WHERE id = ?", (session_id,))
+
+    # upstreams
+
+    async def upstreams(self) -> list[UpstreamRow]:
+        return await self._read(
+            lambda: [UpstreamRow(**row) for row in self._reader.execute("SELECT * FROM upstreams ORDER BY name")]
+        )
+
+    def save_upstream(self, row: UpstreamRow) -> None:
+        self._write_one(
+            "INSERT OR REPLACE INTO upstreams (name, config, accepted, offered) VALUES (?, ?, ?, ?)",
+            (row.name, row.config, row.accepted, row.offered),
+        )
 
     # calls
 

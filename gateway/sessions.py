@@ -110,6 +110,7 @@ class Session:
     pool: Pool | None
     show_store_uri: bool
     raw_stream: bool
+    upstreams: tuple[str, ...] = ()
     sequence: int = 0
     state: SessionState = "open"
     last_used: float = 0.0
@@ -122,7 +123,7 @@ class Session:
 
     def __post_init__(self) -> None:
         self.last_used = self.last_used or self.row.last_used
-        self.tool_names = frozenset(one.name for one in self.tools)
+        self.offer(self.tools)
         self.parallel = anyio.CapacityLimiter(self.limits.parallel_calls)
         self.keys = anyio.Lock()
         self._lock = anyio.Lock()
@@ -132,6 +133,11 @@ class Session:
         self._created: list[SandboxHook] = []
         self.turns = Turns(self.id)
         self._labels = MappingProxyType(self.request.labels)
+
+    def offer(self, tools: tuple[ToolDefinition, ...]) -> None:
+        """Have these tools from now on."""
+        self.tools = tools
+        self.tool_names = frozenset(one.name for one in tools)
 
     @property
     def id(self) -> str:
@@ -311,13 +317,13 @@ class Session:
             await self._drop()
             self.free_place()
 
-    async def end(self, state: SessionState, reason: str) -> CloseReport:
+    async def end(self, state: SessionState, reason: str, *, collect: bool = True) -> CloseReport:
         """Collect, end the sandbox, remove the workspace; whatever fails is told in the report."""
         failed: list[str] = []
         async with self._lock:
             with anyio.CancelScope(shield=True):
                 with anyio.move_on_after(CLOSE_SECONDS) as limit:
-                    failed += await self._collect()
+                    failed += await self._collect() if collect else []
                 if limit.cancelled_caught:
                     failed.append(f"collecting took over {CLOSE_SECONDS:g} s and was given up")
                 failed += await self._remove()

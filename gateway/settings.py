@@ -161,6 +161,7 @@ class Profile(Wire):
     workspace: Literal["memory", "disk"] | None = None
     tools: tuple[str, ...] = ("*",)
     network: Annotated[Network, BeforeValidator(_list_of_hosts)] = "none"
+    upstreams: tuple[str, ...] = ()
     permission: str = "auto"
     env: dict[str, str] = Field(default_factory=dict)
     env_from_caller: tuple[str, ...] = ()
@@ -265,6 +266,32 @@ class ToolSettings(Wire):
         return self
 
 
+class UpstreamSettings(Wire):
+    """An MCP server whose tools are offered as `<name>__<tool>`: a `command` inside the session's sandbox, or a `url`
+    that the gateway reaches; `token_env` names the variable with its bearer token."""
+
+    name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,31}$")]
+    command: tuple[str, ...] = ()
+    env: dict[str, str] = Field(default_factory=dict)
+    url: str | None = None
+    headers: dict[str, str] = Field(default_factory=dict)
+    token_env: str | None = None
+    tools: Annotated[tuple[str, ...], Field(min_length=1)] = ("*",)
+    prefix: str | None = None
+    timeout_seconds: Seconds = 60
+    stateless: bool = False
+
+    @model_validator(mode="after")
+    def _one_form(self) -> Self:
+        if (self.url is None) == (not self.command):
+            raise ValueError("give either 'command' (in the sandbox) or 'url'")
+        if self.command and (self.headers or self.token_env or self.stateless):
+            raise ValueError("'headers', 'token_env' and 'stateless' need 'url'")
+        if self.url is not None and not self.url.startswith(("http://", "https://")):
+            raise ValueError("'url' begins with http:// or https://")
+        return self
+
+
 class Settings(BaseSettings):
     """All of it. `folder` is where relative paths start: the file's, or the current one."""
 
@@ -286,6 +313,7 @@ class Settings(BaseSettings):
     offload: OffloadSettings = OffloadSettings()
     hooks: tuple[HookSettings, ...] = ()
     tools: tuple[ToolSettings, ...] = ()
+    upstreams: tuple[UpstreamSettings, ...] = ()
 
     @classmethod
     def settings_customise_sources(
@@ -309,6 +337,12 @@ class Settings(BaseSettings):
                     f"profiles.{name}.permission: no such permission {profile.permission!r}"
                     f"{nearest(profile.permission, [*MODES, *self.permissions])}"
                 )
+            for upstream in profile.upstreams:
+                names = [one.name for one in self.upstreams]
+                if upstream not in names:
+                    raise ValueError(
+                        f"profiles.{name}.upstreams: no such upstream {upstream!r}{nearest(upstream, names)}"
+                    )
         for profile_name in self.agent.profiles:
             if profile_name not in self.profiles:
                 raise ValueError(

@@ -19,9 +19,10 @@ class Toolbox:
         self._aliases: dict[str, tuple[str, Alias]] = {}
         self._validators: dict[str, Any] = {}
         for tool in tools:
-            self._add(tool)
+            self.add(tool)
 
-    def _add(self, tool: Tool) -> None:
+    def add(self, tool: Tool) -> None:
+        """Raises SettingsError for a name that is taken, and for a schema that is none."""
         definition = tool.definition
         if definition.name in self._tools:
             raise SettingsError(f"two tools are called {definition.name!r}", "Give one of them another name.")
@@ -36,6 +37,11 @@ class Toolbox:
         self._validators[definition.name] = Draft202012Validator(definition.parameters)
         for alias in tool.aliases:
             self._aliases.setdefault(alias.name, (definition.name, alias))
+
+    def remove(self, name: str) -> None:
+        """Forget a tool; its name is free again."""
+        self._tools.pop(name, None)
+        self._validators.pop(name, None)
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from gateway.models import Approval, CallRecord, Reference, SessionRecord, Stream, Wire
+from gateway.models import Approval, CallRecord, Reference, SessionRecord, Stream, ToolDefinition, Wire
 
 
 class SessionList(Wire):
@@ -36,6 +36,21 @@ class ApprovalList(Wire):
     """Approvals in the order of their last change; ask again with `after` = the last `revision` for more."""
 
     approvals: tuple[Approval, ...]
+
+
+class UpstreamEntry(Wire):
+    """An MCP server behind the gateway: tools that are accepted, and those that wait for the operator."""
+
+    name: str
+    where: str
+    tools: tuple[ToolDefinition, ...]
+    waiting: tuple[ToolDefinition, ...]
+
+
+class UpstreamList(Wire):
+    """All configured servers. `tools` is empty for one that no session has used yet."""
+
+    upstreams: tuple[UpstreamEntry, ...]
 
 
 class Cancelled(Wire):

@@ -139,7 +139,7 @@ def test_python_blocks_run(newcomer: Newcomer) -> None:
 
 
 def test_toml_blocks_are_configurations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    text, workspace, ready = blocks("toml")
+    text, workspace, ready = (one for one in blocks("toml") if "upstreams" not in one)
     monkeypatch.setenv("TICKETS_TOKEN", "not a real one")
     (tmp_path / "ready.toml").write_text(ready)
     (tmp_path / "sandgate.toml").write_text(text)
@@ -150,6 +150,9 @@ def test_toml_blocks_are_configurations(tmp_path: Path, monkeypatch: pytest.Monk
     settings, folder = load_settings(tmp_path / "sandgate.toml")
     assert [build_hook(one, folder).name for one in settings.hooks] == ["NoPush"]
     assert [build_tool(one, folder).definition.name for one in settings.tools] == ["greet", "first_lines"]
+    [upstreams] = (one for one in blocks("toml") if "upstreams" in one)
+    (tmp_path / "upstreams.toml").write_text(text + upstreams)
+    assert load_settings(tmp_path / "upstreams.toml")[0].profiles["with-git"].upstreams == ("git",)
     prepared = build_sandbox_hooks(load_settings(tmp_path / "workspace.toml")[0], folder)
     assert [type(one).__name__ for one in prepared["default"]] == ["GitIdentity", "Report"]
     ready_hooks = [build_hook(one, folder).name for one in load_settings(tmp_path / "ready.toml")[0].hooks]

@@ -43,6 +43,7 @@ _COMMANDS: Final = (
     ("sessions", _USE, "List sessions."),
     ("calls", _USE, "List a session's calls, or show one as a timeline."),
     ("results", _USE, "List what is stored of a session; show, save or search one result."),
+    ("upstreams", _USE, "List the MCP servers behind the gateway; accept what one has changed."),
     ("close", _USE, "Close sessions: collect from them, then remove them."),
 )
 USAGE: Final = 2

@@ -38,6 +38,7 @@ ABOUT: Final = {
     "profiles.image": "of kind docker; needs python3 of 3.9 or newer in it",
     "profiles.workspace": "of kind docker: memory (sized, lost with its container) | disk (stays, not sized)",
     "profiles.tools": "names or globs",
+    "profiles.upstreams": 'MCP servers of [[upstreams]] whose tools its sessions have, such as ["git"]',
     "profiles.network": "none | open (of kind docker): the internet and this machine's services, unfiltered",
     "profiles.permission": "auto | ask | deny | a table [permissions.NAME]",
     "profiles.env": "variables in the sandbox, beside PATH and HOME",
@@ -75,6 +76,7 @@ ABOUT: Final = {
     "offload.preview_chars": "what is shown instead, head and tail together",
     "offload.rules": "each with one of `over_chars`, `over_bytes`, `over_lines`, `when` = always | never, `use`",
     "hooks": "Hooks see each call before its tool runs and each result on its way back, in this order.",
+    "upstreams": "MCP servers whose tools are offered as <name>__<tool>, to the profiles that name them.",
     "tools": "Tools of your own: a command that runs in the sandbox, or a Python function that runs in the gateway.",
 }
 EXAMPLES: Final = {
@@ -102,6 +104,19 @@ EXAMPLES: Final = {
 #
 # [[tools]]
 # use = "my_tools:search"       # def search(query: str) -> str: its signature and docstring say the rest
+""",
+    "upstreams": """\
+# [[upstreams]]
+# name = "git"
+# command = ["mcp-server-git", "--repository", "/workspace"]   # inside the session's sandbox
+#
+# [[upstreams]]
+# name = "docs"
+# url = "https://docs.example/mcp"   # from the gateway
+# token_env = "DOCS_TOKEN"           # the variable that has its bearer token
+# tools = ["search*"]                # only these; default: all
+# stateless = true                   # one connection for all sessions; default: each has its own
+# timeout_seconds = 60
 """,
 }
 """Sections whose default is nothing."""

@@ -6,11 +6,11 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Final, Self
 
-from gateway.client.connection import LONG, Connection
+from gateway.client.connection import LONG, Connection, segment
 from gateway.client.errors import ClientError
 from gateway.client.session import Session
 from gateway.models import OpenedSession, SessionRecord
-from gateway.wire import SessionList
+from gateway.wire import SessionList, UpstreamEntry, UpstreamList
 
 DEFAULT_URL: Final = "http://127.0.0.1:8710"
 
@@ -75,3 +75,11 @@ class Client(Connection):
     async def sessions(self) -> tuple[SessionRecord, ...]:
         """All that this token may see, the oldest first."""
         return (await self._ask(SessionList, "GET", "/v1/sessions")).sessions
+
+    async def upstreams(self) -> tuple[UpstreamEntry, ...]:
+        """The MCP servers behind the gateway; for the operator."""
+        return (await self._ask(UpstreamList, "GET", "/v1/upstreams")).upstreams
+
+    async def accept_upstream(self, name: str) -> tuple[UpstreamEntry, ...]:
+        """Let its changed tools through. Raises Refused where nothing waits."""
+        return (await self._ask(UpstreamList, "POST", f"/v1/upstreams/{segment(name)}/accept")).upstreams

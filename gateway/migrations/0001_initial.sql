@@ -99,3 +99,10 @@ CREATE TABLE approvals (
 CREATE INDEX approvals_by_call ON approvals (session_id, tool, digest);
 CREATE INDEX approvals_by_revision ON approvals (revision);
 CREATE INDEX approvals_waiting ON approvals (expires) WHERE state = 'waiting';
+
+CREATE TABLE upstreams (
+    name     TEXT PRIMARY KEY,
+    config   TEXT NOT NULL,
+    accepted TEXT NOT NULL,
+    offered  TEXT
+) STRICT;

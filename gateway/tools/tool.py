@@ -62,7 +62,9 @@ class Tool(Protocol):
     """
 
     aliases: ClassVar[tuple["Alias", ...]] = ()
-    needs_sandbox: ClassVar[bool] = True
+
+    @property
+    def needs_sandbox(self) -> bool: ...
 
     @property
     def definition(self) -> ToolDefinition: ...

@@ -174,6 +174,10 @@ def test_init_examples_are_valid_when_their_marks_are_removed(tmp_path: Path) ->
                 "# uri",
                 "#   {",
                 "# ]",
+                "# command",
+                "# url",
+                "# token_env",
+                "# stateless",
             )
         )
         else line

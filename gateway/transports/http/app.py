@@ -19,13 +19,13 @@ from gateway.transports.http.problems import install_problem_handlers
 
 def create_app(gateway: Gateway, tokens: Tokens, settings: Settings, port: int, mcp: McpRoute) -> App:
     """The whole transport, guarded; `port` is the one it is served on (for the Origin check)."""
-    from gateway.transports.http import approvals, calls, files, health, results, sessions, signed, turns
+    from gateway.transports.http import approvals, calls, files, health, results, sessions, signed, turns, upstreams
 
     app = FastAPI(title="sandgate", version=version("sandgate"), docs_url=None, redoc_url=None)
     app.state.gateway = gateway
     server = settings.server
     app.state.upload_bytes = int(server.upload)
-    busiest_first = (calls, turns, files, results, sessions, approvals, signed, health)
+    busiest_first = (calls, turns, files, results, sessions, approvals, signed, upstreams, health)
     for module in busiest_first:
         app.include_router(module.router)
     for path in MCP_PATHS:
@@ -65,7 +65,7 @@ async def the_operator(request: Request) -> Principal:
     """Who asks, where that is the operator."""
     principal = await the_principal(request)
     if principal.role != "operator":
-        raise Forbidden("only the operator sees and decides approvals", "Use the operator's token.")
+        raise Forbidden("this is for the operator alone", "Use the operator's token.")
     return principal
 
 
