@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from typing import Final
 
 import anyio
 from anyio.abc import TaskGroup, TaskStatus
@@ -41,8 +42,9 @@ from gateway.results import SessionResults
 from gateway.sessions import RETRY_SECONDS, SandboxPlaces, Session, Sessions, new_session_id
 from gateway.shelf import Shelf
 from gateway.signing import SignedUrls
+from gateway.terminals import SHELL, SHELL_ENV, SessionTerminal
 from gateway.upstreams import Upstreams
-from sandboxes import Pool, Probe, SandboxError, SandboxKind
+from sandboxes import TERMINALS, Pool, Probe, SandboxError, SandboxKind, TerminalSize
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +52,8 @@ SWEEP_SECONDS = 1.0
 TIDY_SECONDS = 10.0
 NO_HOOKS = ("offload", "permission", "approval")
 """Names in a call's trail that are parts of ours."""
+TOOL_POINTS: Final = ("pre_tool_call", "post_tool_call", "filter_output")
+OPERATORS_TERMINAL: Final = "Use the operator's token, or the tool bash (with background for what goes on)."
 
 
 class Profiles:
@@ -323,6 +327,8 @@ class Gateway:
                 active.cancel("the session is closed")
             for active in running:
                 await active.done.wait()
+            if session.terminal is not None:
+                await session.terminal.aclose()
             await self.approvals.end_session(session.id)
             self.upstreams.end(session.id)
             try:
@@ -346,6 +352,43 @@ class Gateway:
         for session in self.sessions.open:
             if name in session.upstreams:
                 self.profiles.refresh(session)
+
+    # terminals
+
+    def check_terminal(self, principal: Principal, session: Session) -> None:
+        """Raise where there is none for this principal: Unprocessable for a kind without terminals, Forbidden where
+        the session's `bash` is not free, since what is typed passes no hook. The operator is always free."""
+        self._check_running()
+        session.check_open()
+        if not session.kind.opens or TERMINALS in session.kind.lacks:
+            raise Unprocessable(
+                f"a session of kind {session.kind.name} has no terminal",
+                "Use a profile of kind local or docker.",
+                code="unsupported_tool",
+            )
+        if principal.role == "operator":
+            return
+        if "bash" not in session.tool_names or not session.permissions.frees("bash"):
+            raise Forbidden("this session may not run just anything by bash, so it has no terminal", OPERATORS_TERMINAL)
+        if any(self.runner.pipeline.matching("bash", point) for point in TOOL_POINTS):
+            raise Forbidden("hooks watch over bash here, and a terminal passes none", OPERATORS_TERMINAL)
+
+    async def terminal(self, principal: Principal, session: Session, size: TerminalSize) -> SessionTerminal:
+        """The session's terminal, given that size; a shell is started where none runs.
+
+        Raises as `check_terminal` does, TooMany (no place for a sandbox), or what the sandbox raises.
+        """
+        self.check_terminal(principal, session)
+        async with session.terminal_lock:
+            terminal = session.terminal
+            if terminal is None or terminal.ended.is_set():
+                sandbox = await session.sandbox()
+                process = await sandbox.start(SHELL, env=SHELL_ENV, terminal=size)
+                terminal = session.terminal = SessionTerminal(process)
+                self._task_group.start_soon(terminal.run)
+                logger.info("a terminal of session %s was opened by %s", session.id, principal.role)
+            terminal.resize(size)
+            return terminal
 
     # calls
 
@@ -552,7 +595,7 @@ class Gateway:
         for session in self.sessions.open:
             for active in list(session.running.values()):
                 self._end_if_left(active, monotonic)
-            if not session.running and now - session.last_used > session.idle_seconds:
+            if not session.busy and now - session.last_used > session.idle_seconds:
                 self._task_group.start_soon(self._expire, session, f"idle for {session.idle_seconds:g} s")
             elif now > session.row.expires:
                 self._task_group.start_soon(self._expire, session, "its lifetime is over")

@@ -25,6 +25,7 @@ from gateway.models import (
     ToolDefinition,
 )
 from gateway.principals import Principal
+from gateway.terminals import SessionTerminal
 from gateway.turns import Turns
 from gateway.workspace_hooks.collect import CollectWorkspace
 from sandboxes import (
@@ -116,6 +117,7 @@ class Session:
     last_used: float = 0.0
     running: dict[str, ActiveCall] = field(default_factory=dict)
     job_offsets: dict[str, int] = field(default_factory=dict)
+    terminal: SessionTerminal | None = None
     close_report: CloseReport | None = None
     closed: anyio.Event = field(default_factory=anyio.Event)
     not_enforced: tuple[str, ...] = ()
@@ -126,6 +128,7 @@ class Session:
         self.offer(self.tools)
         self.parallel = anyio.CapacityLimiter(self.limits.parallel_calls)
         self.keys = anyio.Lock()
+        self.terminal_lock = anyio.Lock()
         self._lock = anyio.Lock()
         self._sandbox: Sandbox | None = None
         self._untold: SandboxLost | None = None
@@ -142,6 +145,11 @@ class Session:
     @property
     def id(self) -> str:
         return self.row.id
+
+    @property
+    def busy(self) -> bool:
+        """Whether it is in use now: a call runs, or somebody looks at its terminal."""
+        return bool(self.running) or (self.terminal is not None and self.terminal.attached)
 
     @property
     def sandbox_alive(self) -> bool:

@@ -3,11 +3,16 @@
 Here stands what only the HTTP transport answers and its client reads; what the gateway works with is in `models`.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field
 
 from gateway.models import Approval, CallRecord, Reference, SessionRecord, Stream, ToolDefinition, Wire
+
+MOST_CHARACTERS: Final = 1000
+"""Of a terminal, in each direction."""
+REPLACED: Final = 4001
+"""The code of a terminal's WebSocket that ended because another reader came."""
 
 
 class SessionList(Wire):
@@ -110,6 +115,30 @@ class Written(Wire):
 
     files: int
     bytes: int
+
+
+class TerminalTicket(Wire):
+    """Opens one WebSocket at `path?ticket=...`, once, within `expires_seconds`."""
+
+    ticket: str
+    path: str
+    expires_seconds: float
+
+
+class Resize(Wire):
+    """A text message to a terminal: its new size."""
+
+    type: Literal["resize"] = "resize"
+    columns: Annotated[int, Field(ge=1, le=MOST_CHARACTERS)]
+    rows: Annotated[int, Field(ge=1, le=MOST_CHARACTERS)]
+
+
+class TerminalEnd(Wire):
+    """The last text message of a terminal whose shell has ended: by `exit` or `signal`, with its code or number."""
+
+    type: Literal["end"] = "end"
+    how: Literal["exit", "signal", "oom", "pids"]
+    code: int
 
 
 class StoredResultEntry(Reference):

@@ -40,6 +40,7 @@ _COMMANDS: Final = (
     ("mcp", _USE, "Speak MCP on standard input and output: what an MCP client starts."),
     ("mcp-config", _USE, "Print the MCP configuration of Claude Code, Cursor or VS Code."),
     ("exec", _USE, "Run one command in a new session; its output and exit code are this command's."),
+    ("attach", _USE, "Open a session's terminal in this one."),
     ("sessions", _USE, "List sessions."),
     ("calls", _USE, "List a session's calls, or show one as a timeline."),
     ("results", _USE, "List what is stored of a session; show, save or search one result."),

@@ -17,7 +17,7 @@ from gateway.client.errors import GatewayUnreachable, mapped, refusal
 LONG: Final = httpx2.Timeout(60, connect=10, pool=None, read=None)  # the gateway bounds how long a call may take
 JSON: Final = "application/json"
 _QUICK: Final = httpx2.Timeout(60, connect=10, pool=None)
-_LOOPBACK: Final = frozenset({"127.0.0.1", "localhost", "::1"})
+LOOPBACK: Final = frozenset({"127.0.0.1", "localhost", "::1"})
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -31,15 +31,15 @@ class Connection:
 
     def __init__(self, url: str, token: str | None) -> None:
         self.url = url
-        headers = {"authorization": f"Bearer {token}"} if token else {}
+        self.headers = {"authorization": f"Bearer {token}"} if token else {}
         base = _http_url(self.url)
         # loading the machine's certificates takes 150 ms, and plain HTTP has no use for them
         verify = True if base.scheme == "https" else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         self._http = httpx2.AsyncClient(
             base_url=base,
-            headers=headers,
+            headers=self.headers,
             timeout=_QUICK,
-            trust_env=base.host not in _LOOPBACK,
+            trust_env=base.host not in LOOPBACK,
             verify=verify,
             limits=httpx2.Limits(max_connections=None, max_keepalive_connections=20),
         )

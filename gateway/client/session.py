@@ -4,7 +4,7 @@ import os
 from collections.abc import AsyncIterator, Mapping
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote_to_bytes
 
 import anyio
@@ -27,10 +27,14 @@ from gateway.wire import (
     SignedUrl,
     StoredResultEntry,
     StoredResultList,
+    TerminalTicket,
     ToolFormat,
     ToolList,
     Written,
 )
+
+if TYPE_CHECKING:
+    from gateway.client.terminal import Terminal
 
 CLOSE_SECONDS: Final = 75.0
 """How long leaving a session waits for its close report: collecting may take 60 s."""
@@ -145,6 +149,19 @@ class Session:
         """Ask a call to end (it does within 2 seconds); False where it had ended. `call_id` is the gateway's."""
         path = f"{self._path}/calls/{segment(call_id)}/cancel"
         return (await self._connection._ask(Cancelled, "POST", path)).cancelled
+
+    # terminal
+
+    def terminal(self, columns: int = 80, rows: int = 24) -> "Terminal":
+        """Its terminal, to be entered; a session has one. Refused is raised on entering: for a kind without terminals,
+        and for tokens below the operator's where hooks or rules watch over `bash`."""
+        from gateway.client.terminal import Terminal  # here, since only who uses it should wait for websockets
+
+        return Terminal(self._connection, f"{self._path}/terminal", columns, rows)
+
+    async def terminal_ticket(self) -> TerminalTicket:
+        """What opens that WebSocket once without a token, for a page. Raises as entering does."""
+        return await self._connection._ask(TerminalTicket, "POST", f"{self._path}/terminal")
 
     # files
 

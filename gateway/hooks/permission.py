@@ -118,6 +118,10 @@ class Permissions:
 
     policies: tuple[PermissionPolicy, ...]
 
+    def frees(self, tool: str) -> bool:
+        """Whether every call of the tool runs, whatever its arguments."""
+        return all(not one.reads(tool) and one.decide(tool, {}).mode == "auto" for one in self.policies)
+
     async def decide(self, tool: str, original: Arguments, final: Arguments) -> Ruling:
         """Judge the final arguments, and by the deny patterns the original ones, too."""
         if not any(policy.reads(tool) for policy in self.policies):

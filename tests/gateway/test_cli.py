@@ -17,7 +17,8 @@ from gateway.settings import Settings, load_settings
 from tests.gateway.commandline import environment, sandgate
 
 Typed = Callable[..., tuple[int, str, str]]
-COMMANDS = ("demo", "init", "doctor", "images", "config", "serve", "token", "exec", "sessions", "calls", "close")
+OPERATE = ("demo", "init", "doctor", "images", "config", "serve", "token")
+COMMANDS = (*OPERATE, "exec", "attach", "sessions", "calls", "close")
 
 
 @pytest.fixture

@@ -99,11 +99,11 @@ async def test_no_odd_method_answers_without_a_token(server: Served) -> None:
         assert answer.split(b" ")[1] in (b"400", b"401")
 
 
-async def test_no_route_takes_a_websocket(server: Served) -> None:
-    """A46, K48: a handshake is never answered 101; without a token it is 401 on every route but the open ones."""
+async def test_only_the_terminal_takes_a_websocket(server: Served) -> None:
+    """A46, K48: a handshake is answered 101 nowhere else; without a token it is 401 on every route."""
     session = await server.session()
     token = server.agent.headers["authorization"]
-    seen, with_token = {}, set()
+    seen, with_token = {}, {}
     for path in routes(server):
         target = filled(path, {"session_id": session["id"]})
         start = (
@@ -111,15 +111,16 @@ async def test_no_route_takes_a_websocket(server: Served) -> None:
             "Upgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
         )
         seen[path] = (await _raw(server, f"{start}\r\n")).split(b" ")[1]
-        with_token.add((await _raw(server, f"{start}Authorization: {token}\r\n\r\n")).split(b" ")[1])
-    assert {path for path, code in seen.items() if code != b"401"} == OPEN_PATHS | {f"{SIGNED_PATH}{{token}}"}
-    assert b"101" not in {*seen.values(), *with_token}
+        with_token[path] = (await _raw(server, f"{start}Authorization: {token}\r\n\r\n")).split(b" ")[1]
+    assert set(seen.values()) == {b"401"}
+    assert [path for path, code in with_token.items() if code == b"101"] == ["/v1/sessions/{session_id}/terminal"]
 
 
 async def test_a_websocket_scope_is_refused_by_the_guard(server: Served) -> None:
-    """A46: whatever server is in front, a WebSocket is closed before any route, with or without a token."""
+    """A46: before any route without a token; with one it is closed where no route takes it."""
     guard = app_of(server)
-    for headers in ([], [(b"authorization", server.agent.headers["authorization"].encode())]):
+    authorized = [(b"authorization", server.agent.headers["authorization"].encode())]
+    for headers, refused in (([], "websocket.http.response.start"), (authorized, "websocket.close")):
         sent: list[Any] = []
 
         async def receive() -> dict[str, Any]:
@@ -131,7 +132,8 @@ async def test_a_websocket_scope_is_refused_by_the_guard(server: Served) -> None
         await guard(
             {"type": "websocket", "path": "/v1/sessions", "headers": [(b"host", b"localhost"), *headers]}, receive, send
         )
-        assert [(one["type"], one["code"]) for one in sent] == [("websocket.close", 1008)]
+        assert sent[0]["type"] == refused
+        assert "websocket.accept" not in {one["type"] for one in sent}
 
 
 async def _raw(server: Served, request: str) -> bytes:

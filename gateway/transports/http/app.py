@@ -19,13 +19,25 @@ from gateway.transports.http.problems import install_problem_handlers
 
 def create_app(gateway: Gateway, tokens: Tokens, settings: Settings, port: int, mcp: McpRoute) -> App:
     """The whole transport, guarded; `port` is the one it is served on (for the Origin check)."""
-    from gateway.transports.http import approvals, calls, files, health, results, sessions, signed, turns, upstreams
+    from gateway.transports.http import (
+        approvals,
+        calls,
+        files,
+        health,
+        results,
+        sessions,
+        signed,
+        terminal,
+        turns,
+        upstreams,
+    )
 
     app = FastAPI(title="sandgate", version=version("sandgate"), docs_url=None, redoc_url=None)
     app.state.gateway = gateway
     server = settings.server
     app.state.upload_bytes = int(server.upload)
-    busiest_first = (calls, turns, files, results, sessions, approvals, signed, upstreams, health)
+    app.state.tickets = tickets = terminal.Tickets()
+    busiest_first = (calls, turns, files, results, sessions, approvals, terminal, signed, upstreams, health)
     for module in busiest_first:
         app.include_router(module.router)
     for path in MCP_PATHS:
@@ -33,8 +45,15 @@ def create_app(gateway: Gateway, tokens: Tokens, settings: Settings, port: int, 
     install_problem_handlers(app)
     hosts = allowed_hosts(server.host, server.allowed_hosts)
     origins = frozenset({f"http://{host}:{port}" for host in hosts} | {one.lower() for one in server.allowed_origins})
-    direct = calls.Direct(app)
-    return Guard(direct, authenticator(gateway, tokens), hosts, origins, int(server.json_body), int(server.upload))
+    return Guard(
+        calls.Direct(app),
+        authenticator(gateway, tokens),
+        tickets.redeem,
+        hosts,
+        origins,
+        int(server.json_body),
+        int(server.upload),
+    )
 
 
 def authenticator(gateway: Gateway, tokens: Tokens) -> Callable[[str], Principal | None]:

@@ -6,6 +6,7 @@ Pure ASGI, so that no route and no scheme can be forgotten.
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from dataclasses import dataclass
 from typing import Any, Final
+from urllib.parse import parse_qs
 
 import anyio
 
@@ -59,10 +60,12 @@ class SlowBody(Problem):
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """Wraps the application. `authenticate` answers who a token is, or None."""
+    """Wraps the application. `authenticate` answers who a token is, `redeem` who a ticket for a WebSocket at a path was
+    given to; or None."""
 
     app: App
     authenticate: Callable[[str], Principal | None]
+    redeem: Callable[[str, str], Principal | None]
     hosts: frozenset[str]
     origins: frozenset[str]
     json_body: int
@@ -75,11 +78,12 @@ class Guard:
         try:
             headers = _headers(scope)
             self._check_host(headers)
-            if scope["path"] not in OPEN_PATHS and not scope["path"].startswith(SIGNED_PATH):
-                scope["principal"] = self._principal(headers)
             if scope["type"] == "websocket":
-                raise Forbidden("no route takes a WebSocket")
-            receive = self._bounded(scope, headers, receive)
+                scope["principal"] = self._visitor(scope, headers)
+            else:
+                if scope["path"] not in OPEN_PATHS and not scope["path"].startswith(SIGNED_PATH):
+                    scope["principal"] = self._principal(headers)
+                receive = self._bounded(scope, headers, receive)
         except Problem as problem:
             await _refuse(problem, scope, receive, send)
             return
@@ -101,6 +105,16 @@ class Guard:
         principal = self.authenticate(token.strip())
         if principal is None:
             raise Unauthorized("this token is not known", BEARER_REMEDY)
+        return principal
+
+    def _visitor(self, scope: Scope, headers: dict[bytes, str]) -> Principal:
+        """Who opens a WebSocket: by its token, or, as a page cannot send headers, by a ticket in its query."""
+        tickets = parse_qs(scope.get("query_string", b"").decode("latin-1")).get("ticket", [])
+        if b"authorization" in headers or not tickets:
+            return self._principal(headers)
+        principal = self.redeem(scope["path"], tickets[0]) if len(tickets) == 1 else None
+        if principal is None:
+            raise Unauthorized("this ticket is not valid: it works once, and not for long", "Ask for another by POST.")
         return principal
 
     def _bounded(self, scope: Scope, headers: dict[bytes, str], receive: Receive) -> Receive:
@@ -151,9 +165,6 @@ def _counted(receive: Receive, limit: int, seconds: float | None) -> Receive:
 
 
 async def _refuse(problem: Problem, scope: Scope, receive: Receive, send: Send) -> None:
-    if scope["type"] == "websocket":
-        await send({"type": "websocket.close", "code": 1008, "reason": problem.title})
-        return
     await problem_response(problem)(scope, receive, send)
 
 

@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from gateway.errors import NotFound, Problem, TooLarge, Unavailable, Unprocessable
 from gateway.text import printable
-from sandboxes import FileRefused, SandboxError
+from sandboxes import CommandRefused, FileRefused, NotOffered, SandboxError
 
 TITLES = {400: "Bad request", 404: "Not found", 405: "Method not allowed", 416: "Range not satisfiable"}
 
@@ -76,7 +76,7 @@ def unreadable_body() -> Unprocessable:
 
 
 def file_problem(error: SandboxError) -> Problem:
-    """What a refused file operation is over HTTP."""
+    """What a refused file operation or terminal is over HTTP."""
     match error:
         case FileRefused(code="missing_file"):
             return NotFound("no such file", error.remedy, code="missing_file")
@@ -84,4 +84,8 @@ def file_problem(error: SandboxError) -> Problem:
             return TooLarge(error.message, error.remedy, code="content_too_large")
         case FileRefused():
             return Unprocessable(error.message, error.remedy, code=error.code)
+        case NotOffered():
+            return Unprocessable(error.message, error.remedy, code="unsupported_tool")
+        case CommandRefused():
+            return Unprocessable(error.message, error.remedy, code="command_failed")
     return Unavailable(error.message, error.remedy, code="sandbox_lost", retry_after_seconds=1)

@@ -10,7 +10,9 @@ from contextlib import asynccontextmanager, contextmanager
 
 import anyio
 import uvicorn
+from uvicorn._types import ASGISendEvent
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from gateway.errors import SettingsError
 from gateway.gateway import Gateway
@@ -21,6 +23,8 @@ from gateway.transports.http.mcp import McpRoute
 
 MAX_HEADER_BYTES = 64 * 1024
 MAX_CONNECTIONS = 1000
+MAX_MESSAGE_BYTES = 64 * 1024
+"""Of a WebSocket."""
 HEAD_SECONDS = 30.0
 """How long a connection may take for a request's head."""
 LINGER_SECONDS = 5.0
@@ -90,6 +94,15 @@ class BoundedProtocol(HttpToolsProtocol):
         self.transport.close()
 
 
+class RefusingProtocol(WebSocketsSansIOProtocol):
+    """uvicorn's, which takes a refused WebSocket for a forgotten one, and would log each as an error."""
+
+    async def send(self, message: ASGISendEvent) -> None:
+        await super().send(message)
+        if message["type"] == "websocket.http.response.body":
+            self.handshake_complete = True
+
+
 class QuietServer(uvicorn.Server):
     """Signals are ours: uvicorn would cut connections before calls have ended."""
 
@@ -145,7 +158,9 @@ async def serving(gateway: Gateway, tokens: Tokens, settings: Settings, listener
         proxy_headers=False,
         timeout_keep_alive=30,
         timeout_graceful_shutdown=5,
-        ws="none",
+        ws=RefusingProtocol,
+        ws_max_size=MAX_MESSAGE_BYTES,
+        ws_per_message_deflate=False,
     )
     uvicorn_server = QuietServer(config)
     ended = anyio.Event()
