@@ -121,3 +121,34 @@ async def lost_once(gateway: Gateway, session: Session) -> None:
     assert "its files are lost" in lost.text
     assert (await called(gateway, session, "bash", command="ls")).status == "ok"
     await gateway.close_session(session)
+
+
+async def asked(gateway: Running, base: str, tool: str, **arguments: Any) -> dict[str, Any]:
+    answer = await gateway.client.post(f"{base}/calls", json={"tool": tool, "arguments": arguments})
+    result: dict[str, Any] = answer.json()
+    assert result["status"] == "ok", result
+    return result
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+async def test_a_job_and_its_output_outlive_the_gateway(state_dir: Path, number: signal.Signals) -> None:
+    """What it wrote while no gateway was there is read like the rest, by the offsets that it has always had."""
+    async with gateway_process(state_dir, DOCKER) as gateway:
+        base = await gateway.session()
+        counting = "i=0; while :; do echo $((i += 1)); sleep 0.05; done"
+        started = await asked(gateway, base, "bash", command=counting, background=True)
+        job = started["structured"]["job"]
+        with anyio.fail_after(15):
+            while not (seen := await asked(gateway, base, "job_output", job=job))["content"]:
+                await anyio.sleep(0.05)
+        await gateway.end(number)
+    async with gateway_process(state_dir, DOCKER) as gateway:
+        with anyio.fail_after(30):
+            while (await asked(gateway, base, "job_list"))["structured"][0]["bytes"] < seen["structured"]["end"] + 100:
+                await anyio.sleep(0.05)
+        rest = await asked(gateway, base, "job_output", job=job, offset=seen["structured"]["end"])
+        lines = (text_of(seen) + text_of(rest)).split()
+        assert lines == [str(line) for line in range(1, len(lines) + 1)]
+        stopped = await asked(gateway, base, "job_stop", job=job)
+        assert (stopped["structured"]["job"], stopped["structured"]["state"]) == (job, "signal")
+        assert (await gateway.client.delete(base)).json()["failed"] == []
