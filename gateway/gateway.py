@@ -204,9 +204,12 @@ class Gateway:
             except SandboxError as error:
                 logger.warning("sandboxes of an earlier process are not looked for yet: %s", error.message)
                 continue
+            probe = await kind.probe()
             for session in self.sessions.open:
-                if session.kind is kind and session.id in alive:
-                    self._task_group.start_soon(session.take_up)
+                if session.kind is kind:
+                    session.not_enforced = probe.not_enforced
+                    if session.id in alive:
+                        self._task_group.start_soon(session.take_up)
 
     async def drain(self, hurry: anyio.Event | None = None) -> None:
         """Accept nothing more; let calls end for `stop_seconds`, or until `hurry`, then cancel them. Returns when all
@@ -234,8 +237,9 @@ class Gateway:
     async def _stop(self) -> None:
         await self.drain()
         self.journal.touch_sessions([(one.id, one.last_used) for one in self.sessions.open])
-        for session in self.sessions.open:
-            await session.suspend()
+        left = [await session.suspend() for session in self.sessions.open]
+        if any(left):
+            logger.info("%d sandboxes go on, until the next start or the end of their sessions' lifetime", sum(left))
         for _, _, active in self._ended:
             active.discard()
 

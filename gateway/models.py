@@ -334,6 +334,8 @@ class SessionRecord(Wire):
     calls: int = 0
     running: int = 0
     channel: str | None = None
+    memory: int | None = None
+    cpu_seconds: float | None = None
     not_enforced: tuple[str, ...] = ()
     limits: dict[str, float] = Field(default_factory=dict)
     labels: dict[str, str] = Field(default_factory=dict)

@@ -38,6 +38,7 @@ from sandboxes import (
     SandboxKind,
     SandboxLost,
     SandboxSpec,
+    Usage,
 )
 from stores import StoreError
 
@@ -203,6 +204,11 @@ class Session:
             close_report=self.close_report,
         )
 
+    async def measured(self) -> SessionRecord:
+        """Its record, with what its sandbox uses now."""
+        usage = await self._sandbox.usage() if self._sandbox is not None and self._sandbox.alive else Usage()
+        return self.record().model_copy(update={"memory": usage.memory, "cpu_seconds": usage.cpu_seconds})
+
     def check_open(self) -> None:
         """Raise NotFound where the session takes no more work; ask again after every wait."""
         if self.state != "open":
@@ -317,13 +323,16 @@ class Session:
             with anyio.CancelScope(shield=True):
                 await sandbox.aclose()
 
-    async def suspend(self) -> None:
-        """Let go of the sandbox, and keep the workspace: the gateway stops, the session goes on later."""
+    async def suspend(self) -> bool:
+        """Let go of the sandbox, and keep the workspace: the gateway stops, the session goes on later. Says whether the
+        sandbox goes on as well."""
         async with self._lock:
+            stays = self._sandbox is not None and self._sandbox.alive and self._sandbox.stays
             if self._sandbox is not None:
                 await self._sandbox.leave()
             await self._drop()
             self.free_place()
+            return stays
 
     async def end(self, state: SessionState, reason: str, *, collect: bool = True) -> CloseReport:
         """Collect, end the sandbox, remove the workspace; whatever fails is told in the report."""

@@ -43,6 +43,7 @@ from sandboxes.sandbox import (
     Sink,
     SmallFile,
     TerminalSize,
+    Usage,
 )
 from sandboxes.virtual import VirtualKind, VirtualSandbox
 
@@ -93,6 +94,7 @@ __all__ = [
     "TerminalSize",
     "TooManyJobs",
     "Unpacked",
+    "Usage",
     "VirtualKind",
     "VirtualSandbox",
     "batches",

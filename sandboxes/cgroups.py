@@ -14,9 +14,11 @@ from pathlib import Path
 from typing import Final
 
 from sandboxes.errors import SandboxUnavailable
-from sandboxes.sandbox import Limits
+from sandboxes.sandbox import Limits, Usage
 
 CONTROLLERS: Final = ("memory", "pids", "cpu")
+ACCOUNTING: Final = "cpuacct"
+"""Limits nothing; of version 1 only, which counts processor time apart."""
 RUNNER_PROCESSES: Final = 8
 """PID 1, bubblewrap and idle slots: what a sandbox needs besides the workload."""
 _LEAF = "sandgate-self"
@@ -48,6 +50,22 @@ class Group:
     def counters(self) -> Counters:
         memory = "memory.events" if self._version == 2 else "memory.oom_control"
         return Counters(self._count("memory", memory, b"oom_kill"), self._count("pids", "pids.events", b"max"))
+
+    def usage(self) -> Usage:
+        """Memory now and processor time so far, as the kernel accounts them."""
+        if self._version == 2:
+            microseconds = self._number("cpu", "cpu.stat", after="usage_usec")
+            return Usage(self._number("memory", "memory.current"), microseconds and microseconds / 1e6)
+        nanoseconds = self._number("cpuacct", "cpuacct.usage")
+        return Usage(self._number("memory", "memory.usage_in_bytes"), nanoseconds and nanoseconds / 1e9)
+
+    def _number(self, controller: str, name: str, after: str = "") -> int | None:
+        """The first number in a file, or the one behind a word."""
+        try:
+            words = (self._folders[controller] / name).read_text().split()
+            return int(words[words.index(after) + 1 if after else 0])
+        except (KeyError, OSError, ValueError):
+            return None
 
     def _count(self, controller: str, name: str, word: bytes) -> int:
         if controller not in self._folders:
@@ -82,7 +100,7 @@ class Groups:
 
     @property
     def controllers(self) -> frozenset[str]:
-        return frozenset(self._parents)
+        return frozenset(self._parents) - {ACCOUNTING}
 
     @property
     def not_enforced(self) -> tuple[str, ...]:
@@ -115,6 +133,8 @@ class Groups:
                 yield folder / "pids.max", pids
             elif controller == "memory":
                 yield from _memory_settings(folder, limits.memory, self._version)
+            elif controller == ACCOUNTING:
+                continue
             elif self._version == 2:
                 yield folder / "cpu.max", f"{quota} {_PERIOD_US}"
             else:
@@ -173,7 +193,7 @@ def find_groups(instance: str, proc: Path = Path("/proc/self")) -> Groups:
     mounts = _mounts(proc)
     own = _own_groups(proc)
     parents: dict[str, Path] = {}
-    for controller in CONTROLLERS:
+    for controller in (*CONTROLLERS, ACCOUNTING):
         base = _below(mounts.get(controller), own.get(controller))
         if base is not None and _make_parent(base / f"sandgate-{instance}"):
             parents[controller] = base / f"sandgate-{instance}"
@@ -213,7 +233,7 @@ def group_of_container(container_id: str, proc: Path = Path("/proc")) -> Group:
 def _keys(mounts: Mapping[str, object]) -> tuple[int, dict[str, str]]:
     """The version that limits here, and by which key its mounts are known for each controller."""
     version = 1 if "memory" in mounts else 2
-    return version, {name: name if version == 1 else "" for name in CONTROLLERS}
+    return version, {name: name if version == 1 else "" for name in (*CONTROLLERS, ACCOUNTING)}
 
 
 def _mounts(proc: Path) -> dict[str, tuple[Path, str]]:

@@ -21,7 +21,7 @@ from sandboxes.errors import SandboxError, SandboxUnavailable
 from sandboxes.kind import Probe, SandboxKind, SandboxSpec
 from sandboxes.launching import Bubblewrap, Launching, Start
 from sandboxes.machine import nproc_is_per_namespace, remedy_for
-from sandboxes.sandbox import Limits
+from sandboxes.sandbox import Limits, Usage
 from sandboxes.seccomp import seccomp_filter
 from sandboxes.staging import Stage, memfd, stage_folder
 from sandboxes.workspaces import Folders, Workspaces
@@ -47,6 +47,9 @@ class LocalSandbox(DirectSandbox):
         """Be the session's: its programs get its environment, and its id is the one to free at the end."""
         self.add_env(spec.env)
         self._parts.session_id = spec.session_id
+
+    async def usage(self) -> Usage:
+        return self._parts.group.usage() if self._parts.group is not None else Usage()
 
     def counters(self) -> Counters:
         return self._parts.group.counters() if self._parts.group is not None else Counters()

@@ -37,6 +37,15 @@ class Limits:
     workspace_size: int = 512 << 20
 
 
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What a sandbox uses: bytes of memory now, its files there and the kernel's caches included, and processor time so
+    far. None where that is not told."""
+
+    memory: int | None = None
+    cpu_seconds: float | None = None
+
+
 class Sink(Protocol):
     """Takes one stream's bytes as they come; a slow sink slows the program, nothing is buffered for it."""
 
@@ -235,6 +244,8 @@ class Sandbox(ABC):
     """Whether the workspace was there before this sandbox was opened."""
     taken_up: bool = False
     """Whether it ran already, left by an earlier life of the gateway."""
+    stays: bool = False
+    """Whether it goes on when it is left."""
     channel: str = "direct"
     not_enforced: tuple[str, ...] = ()
     workspace: str = WORKSPACE
@@ -299,6 +310,10 @@ class Sandbox(ABC):
         """End every call, and let a sandbox that can outlive the gateway go on for its next life: `open` takes it up.
         One that cannot is closed."""
         await self.aclose()
+
+    async def usage(self) -> Usage:
+        """What it uses now, as far as that is known cheaply; for people to see, not for limits."""
+        return Usage()
 
     def untold_loss(self) -> SandboxLost | None:
         """How it died, as long as no call was told."""

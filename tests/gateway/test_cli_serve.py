@@ -274,6 +274,32 @@ def test_calls_of_a_session_that_is_not_there_is_an_error(gateway: Serving) -> N
     assert "no session with an id that begins with 's-absent'" in done.stderr
 
 
+def test_sessions_fit_a_terminal(gateway: Serving) -> None:
+    """80 columns, whatever the names; a program gets all of it."""
+    session = opened(gateway, labels={"purpose": "a label that is longer than what is left of the line"})
+    called(gateway, session, "bash", command="true")
+    shown = on_terminal("sessions", COLUMNS="80", **asking(gateway)).decode()
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", shown).splitlines()
+    assert max(map(len, lines)) <= 80
+    assert lines[0].split() == [
+        "session",
+        "profile",
+        "kind",
+        "channel",
+        "calls",
+        "age",
+        "idle",
+        "memory",
+        "cpu",
+        "labels",
+    ]
+    assert any(line.startswith(session[:6]) and " direct " in line for line in lines)
+    assert any(line.startswith("local: not enforced: workspace_size") for line in lines)
+    [record] = [one for one in json.loads(gateway.run("sessions", "--json").stdout) if one["id"] == session]
+    assert {"memory", "cpu_seconds", "not_enforced"} <= set(record)
+    gateway.run("close", session)
+
+
 def test_sessions_are_those_of_the_token(gateway: Serving) -> None:
     session = opened(gateway)
     token = gateway.run("token", "agent").stdout.strip()

@@ -4,7 +4,7 @@ import os
 
 import anyio
 
-from sandboxes import Sandbox
+from sandboxes import CommandRefused, Sandbox
 from sandboxes.conformance import SIGKILL as SIGKILL
 from sandboxes.conformance import Ran as Ran
 from sandboxes.conformance import host_processes as host_processes
@@ -15,6 +15,16 @@ from sandboxes.conformance import sh as sh
 
 async def python(sandbox: Sandbox, code: str, *arguments: str, timeout: float | None = 30) -> Ran:
     return await run(sandbox, "python3", "-c", code, *arguments, timeout=timeout)
+
+
+async def first_refusal(sandbox: Sandbox) -> CommandRefused:
+    """Start programs until one is refused, which must come soon."""
+    with anyio.fail_after(15):
+        while True:
+            try:
+                await sh(sandbox, "true")
+            except CommandRefused as refused:
+                return refused
 
 
 def open_descriptors() -> int:

@@ -17,7 +17,7 @@ from typing import Any
 import anyio
 import pytest
 
-from sandboxes import CommandRefused, Exit, Limits, Sandbox, SandboxLost, SandboxSpec, SandboxUnavailable
+from sandboxes import Exit, Limits, Sandbox, SandboxLost, SandboxSpec, SandboxUnavailable, Usage
 from sandboxes.cgroups import Counters, group_of_container
 from sandboxes.conformance import SandboxConformance
 from sandboxes.container import (
@@ -31,7 +31,7 @@ from sandboxes.container import (
     preparing_options,
 )
 from sandboxes.docker import DockerKind, DockerSandbox, Engine, engine_version
-from tests.sandboxes.support import host_processes, open_descriptors, python, read, sh
+from tests.sandboxes.support import first_refusal, host_processes, open_descriptors, python, read, sh
 
 pytestmark = [pytest.mark.anyio, pytest.mark.needs("docker")]
 
@@ -317,10 +317,7 @@ except OSError:
 """
     assert (await python(small, code)).exit.how == "pids"
     async with await small.start(["python3", "-c", code.replace("sys.exit(3)", "time.sleep(20)")]):
-        await anyio.sleep(0.5)
-        with pytest.raises(CommandRefused) as refused:
-            await sh(small, "echo on")
-        assert refused.value.code == "EAGAIN"
+        assert (await first_refusal(small)).code == "EAGAIN"
     assert (await sh(small, "echo on")).text == "on\n"
 
 
@@ -374,6 +371,18 @@ async def test_workspace_in_memory_has_its_number_of_files(small: DockerSandbox)
 async def test_scratch_is_small(small: DockerSandbox) -> None:
     ran = await sh(small, "df -m --output=size /tmp /dev/shm /home/agent /workspace | tail -4; ulimit -c; ulimit -Hn")
     assert [int(line) for line in ran.text.split()] == [8, 8, 16, 16, 0, 1024]
+
+
+async def test_usage_is_told(engine: Engine, docker: DockerSandbox) -> None:
+    """By the control groups and by the engine alike."""
+    await python(docker, "for i in range(10**7): pass")
+    seen, told = await docker.usage(), await engine.usage(container_name(engine.instance, "session"))
+    for usage in (seen, told):
+        assert usage.memory is not None
+        assert usage.cpu_seconds is not None
+        assert 1 << 20 < usage.memory < 256 << 20
+        assert 0.1 < usage.cpu_seconds < 20
+    assert await engine.usage("no-such-container") == Usage()
 
 
 # --- the image

@@ -1,8 +1,10 @@
 """Sessions and their tools over HTTP."""
 
+import anyio
 from fastapi import APIRouter
 
 from gateway.models import CloseReport, OpenedSession, SessionRecord, SessionRequest
+from gateway.sessions import Session
 from gateway.toolbox import FORMATS
 from gateway.transports.http.app import TheGateway, ThePrincipal, TheSession
 from gateway.wire import SessionList, ToolFormat, ToolList
@@ -19,13 +21,23 @@ async def open_session(request: SessionRequest, gateway: TheGateway, principal: 
 @router.get("")
 async def list_sessions(gateway: TheGateway, principal: ThePrincipal) -> SessionList:
     """The sessions that this token may see."""
-    return SessionList(sessions=tuple(one.record() for one in gateway.sessions.visible(principal)))
+    sessions = gateway.sessions.visible(principal)
+    records = {one.id: one.record() for one in sessions}
+
+    async def measure(session: Session) -> None:
+        records[session.id] = await session.measured()
+
+    async with anyio.create_task_group() as tasks:
+        for one in sessions:
+            if one.sandbox_alive:
+                tasks.start_soon(measure, one)
+    return SessionList(sessions=tuple(records.values()))
 
 
 @router.get("/{session_id}")
 async def get_session(session: TheSession) -> SessionRecord:
     """One session, open or ended."""
-    return session.record()
+    return await session.measured()
 
 
 @router.delete("/{session_id}")
