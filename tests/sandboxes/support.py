@@ -17,6 +17,17 @@ async def python(sandbox: Sandbox, code: str, *arguments: str, timeout: float | 
     return await run(sandbox, "python3", "-c", code, *arguments, timeout=timeout)
 
 
+FORKS_FOR_EVER = """
+import os, time
+while True:
+    try:
+        if os.fork() == 0:
+            time.sleep(20); os._exit(0)
+    except OSError:
+        time.sleep(0.01)
+"""
+
+
 async def first_refusal(sandbox: Sandbox) -> CommandRefused:
     """Start programs until one is refused, which must come soon."""
     with anyio.fail_after(15):

@@ -31,7 +31,7 @@ from sandboxes.container import (
     preparing_options,
 )
 from sandboxes.docker import DockerKind, DockerSandbox, Engine, engine_version
-from tests.sandboxes.support import first_refusal, host_processes, open_descriptors, python, read, sh
+from tests.sandboxes.support import FORKS_FOR_EVER, first_refusal, host_processes, open_descriptors, python, read, sh
 
 pytestmark = [pytest.mark.anyio, pytest.mark.needs("docker")]
 
@@ -316,7 +316,7 @@ except OSError:
     sys.exit(3)
 """
     assert (await python(small, code)).exit.how == "pids"
-    async with await small.start(["python3", "-c", code.replace("sys.exit(3)", "time.sleep(20)")]):
+    async with await small.start(["python3", "-c", FORKS_FOR_EVER]):
         assert (await first_refusal(small)).code == "EAGAIN"
     assert (await sh(small, "echo on")).text == "on\n"
 

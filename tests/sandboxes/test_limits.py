@@ -13,7 +13,7 @@ from sandboxes import LocalKind, SandboxSpec
 from sandboxes.local import LocalSandbox
 from sandboxes.machine import nproc_is_per_namespace
 from sandboxes.sandbox import Limits
-from tests.sandboxes.support import first_refusal, host_processes, python, run, sh
+from tests.sandboxes.support import FORKS_FOR_EVER, first_refusal, host_processes, python, run, sh
 
 pytestmark = [pytest.mark.anyio, pytest.mark.needs("local")]
 
@@ -75,7 +75,7 @@ except OSError:
 """
     ran = await python(small, code)
     assert (ran.exit.how, ran.exit.code) == (("pids", 3) if "pids" in _controllers(small) else ("exit", 3))
-    async with await small.start(["python3", "-c", code.replace("sys.exit(3)", "time.sleep(20)")]):
+    async with await small.start(["python3", "-c", FORKS_FOR_EVER]):
         assert (await first_refusal(small)).code == "EAGAIN"
     assert (await sh(small, "echo on")).text == "on\n"
 
