@@ -58,8 +58,12 @@ class Approvals:
                     with anyio.CancelScope(shield=True):
                         await self._expire([await self.get(id)], used=True)
                     raise
-            if approval.state == "waiting" or self._journal.use_approval(id):
+            if approval.state == "waiting":
+                return approval
+            if self._journal.use_approval(id):
                 self._tell()
+                return approval
+            if _is_grant(approval):
                 return approval
 
     async def _earlier(self, call: ToolCall, digest: str) -> str | None:

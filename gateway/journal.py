@@ -401,7 +401,7 @@ class Journal:
         self, call: ToolCall, digest: str, original: Arguments, questions: Sequence[Question], expires: float
     ) -> str:
         """Note that somebody must decide; the arguments are kept whole until then. Returns its id."""
-        arguments = json.dumps(call.arguments)
+        arguments = json.dumps(self._redact(call.arguments))
         with _writing():
             number = self._writer.execute(
                 "INSERT INTO approvals (session_id, call_id, tool, digest, arguments, original_arguments, questions,"
@@ -483,10 +483,9 @@ class Journal:
         return changed == 1
 
     def use_approval(self, id: str) -> bool:
-        """Give what was decided to a call; False where another call has it. A grant for the session serves many."""
+        """Give what was decided to a call; False where one has it already."""
         changed = self._write_one(
-            "UPDATE approvals SET used = COALESCE(used, ?), revision = ? WHERE number = ?"
-            " AND state != 'waiting' AND (used IS NULL OR scope = 'session')",
+            "UPDATE approvals SET used = ?, revision = ? WHERE number = ? AND state != 'waiting' AND used IS NULL",
             (time.time(), self._next_revision(), _number(id)),
         )
         return changed == 1

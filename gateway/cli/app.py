@@ -45,6 +45,9 @@ _COMMANDS: Final = (
     ("calls", _USE, "List a session's calls, or show one as a timeline."),
     ("results", _USE, "List what is stored of a session; show, save or search one result."),
     ("upstreams", _USE, "List the MCP servers behind the gateway; accept what one has changed."),
+    ("approvals", _USE, "List what waits for a person's decision, or show one."),
+    ("approve", _USE, "Let calls run that wait for a decision."),
+    ("deny", _USE, "Reject calls that wait for a decision."),
     ("close", _USE, "Close sessions: collect from them, then remove them."),
 )
 USAGE: Final = 2

@@ -79,19 +79,25 @@ class Session:
         turn_id: str | None = None,
         hook_context: Mapping[str, Any] | None = None,
         idempotency_key: str | None = None,
+        approval_seconds: float = 0,
     ) -> ToolResult:
         """Run a tool to its end. Cancelling this cancels the call, unless it has an idempotency key.
 
-        Raises Refused for what never became a call, ConnectionLost where the answer did not arrive.
+        A call that needs an approval is held for a while, and then is `pending`; within `approval_seconds` it is made
+        again. Raises Refused for what never became a call, ConnectionLost where the answer did not arrive.
         """
-        return await self._connection._ask(
-            ToolResult,
-            "POST",
-            f"{self._path}/calls",
-            body=_call_body(tool, arguments, call_id, turn_id, hook_context),
-            headers=_key_header(idempotency_key),
-            timeout=LONG,
-        )
+        give_up = anyio.current_time() + approval_seconds
+        while True:
+            result = await self._connection._ask(
+                ToolResult,
+                "POST",
+                f"{self._path}/calls",
+                body=_call_body(tool, arguments, call_id, turn_id, hook_context),
+                headers=_key_header(idempotency_key),
+                timeout=LONG,
+            )
+            if result.status != "pending" or anyio.current_time() >= give_up:
+                return result
 
     def stream(
         self,

@@ -392,6 +392,20 @@ async def test_arguments_are_whole_until_decided(impatient: Gateway) -> None:
     assert (await called(impatient, session, "bash", command=command)).status == "ok"
 
 
+async def test_secrets_are_redacted_before_they_are_written_and_run_as_they_were(state_dir: Path) -> None:
+    """Design 9: what waits is whole, and without its secrets; the call itself still has them."""
+    token = f"ghp_{'a1' * 20}"
+    async with running(state_dir, **IMPATIENT, hooks=[{"use": "gateway.hooks.redact:RedactSecrets"}]) as gateway:
+        session = await opened(gateway)
+        command = f"printf %s {token} | wc -c"
+        await called(gateway, session, "bash", command=command)
+        [approval] = await asked(gateway)
+        assert approval.arguments == {"command": "printf %s [redacted: github-token] | wc -c"}
+        assert not any(token.encode() in file.read_bytes() for file in state_dir.glob("sandgate.db*"))
+        await decide(gateway, approval)
+        assert (await called(gateway, session, "bash", command=command)).text == "44"
+
+
 # restarts
 
 
