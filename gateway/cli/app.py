@@ -26,7 +26,7 @@ Clients read SANDGATE_URL and SANDGATE_TOKEN; `sandgate token agent` prints
 a token. `sandgate COMMAND --help` says more."""
 
 _OPERATE: Final = Group("Run a gateway (needs sandgate\\[server])", sort_key=1)
-_USE: Final = Group("Use a running gateway", sort_key=2)
+_USE: Final = Group("Use a running gateway (SANDGATE_URL, else http://127.0.0.1:8710)", sort_key=2)
 _REST: Final = Group("Options", sort_key=3)
 
 _COMMANDS: Final = (

@@ -48,8 +48,9 @@ def exec_command(
     """Run one command in a new session of the running gateway, and close the session.
 
     Write `--` before the command; for a shell's syntax run a shell: -- sh -c 'ls | wc -l'. Standard input is not read.
-    Who runs it: SANDGATE_TOKEN, else the agent's token of the state folder. On a terminal, control characters in the
-    output are shown as escapes; elsewhere its bytes come as they are.
+    Where: the gateway at SANDGATE_URL, else at http://127.0.0.1:8710. Who runs it: SANDGATE_TOKEN, else the agent's
+    token of the state folder. On a terminal, control characters in the output are shown as escapes; elsewhere its
+    bytes come as they are.
 
     Exit code: the command's; 124 if it took too long; 128 + n if signal n ended it; 125 if it did not run.
     """

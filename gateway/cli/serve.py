@@ -76,8 +76,13 @@ async def _greeting(
             for name, profile in settings.profiles.items()
             for line in _about_profile(name, profile.kind, profile.network, probes[kind_key(profile)])
         ),
-        f"  clients  export SANDGATE_URL={url} SANDGATE_TOKEN=$(sandgate token agent{printable(option)})",
+        f"  clients  export SANDGATE_URL={_reachable(url)} SANDGATE_TOKEN=$(sandgate token agent{printable(option)})",
     ]
+
+
+def _reachable(url: str) -> str:
+    """Where a client on this machine finds what listens everywhere."""
+    return url.replace("//0.0.0.0:", "//localhost:").replace("//[::]:", "//localhost:")
 
 
 def _about_profile(name: str, kind: str, network: str, probe: Probe) -> list[str]:

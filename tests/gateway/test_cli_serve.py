@@ -130,6 +130,14 @@ def test_serve_for_the_network_without_names_is_refused(tmp_path: Path) -> None:
     assert "server.allowed_hosts" in done.stderr
 
 
+def test_serve_for_the_network_names_a_url_that_works_here(tmp_path: Path) -> None:
+    state_dir = tmp_path / "state"
+    with serve(state_dir, "--host", "0.0.0.0", SANDGATE_SERVER__ALLOWED_HOSTS='["gateway"]') as gateway:
+        [url] = re.findall(r"export SANDGATE_URL=(\S+)", gateway.said)
+        assert url == gateway.url.replace("0.0.0.0", "localhost")
+        assert sandgate("sessions", SANDGATE_URL=url, SANDGATE_STATE_DIR=str(state_dir)).returncode == 0
+
+
 def test_serve_with_a_kind_that_does_not_work_starts_and_says_so(tmp_path: Path) -> None:
     (tmp_path / "sandgate.toml").write_text("[profiles.default]\nkind = 'tests.gateway.test_doctor:Broken'\n")
     with serve(tmp_path / "state", cwd=tmp_path, PYTHONPATH=str(Path(__file__).parents[2])) as running:

@@ -73,7 +73,20 @@ async def virtual(kind: VirtualKind) -> VirtualSandbox:
 
 
 def test_exceptions_hold_no_file_tools_pipelines_or_budgets() -> None:
-    words = ("read", "write", "remove", "edit", "stdin", "output", "timeout", "memory", "disk", "heredocs")
+    words = (
+        "read",
+        "write",
+        "remove",
+        "edit",
+        "stdin",
+        "output",
+        "timeout",
+        "memory",
+        "disk",
+        "heredocs",
+        "names",
+        "folders",
+    )
     assert [name for name in TestVirtual.exceptions if any(word in name for word in words)] == []
 
 
