@@ -1,63 +1,53 @@
-"""`sandgate://<session>/results/<key>` for fsspec: the stored results of a gateway, read-only.
+"""`sandgate://` for fsspec: the stored results of a gateway's sessions, read-only, and their workspaces.
 
-pandas, `fsspec.open`, `simplecache::` and whatever else speaks fsspec open a reference as it stands in a result. Where
-the gateway is, and who asks, comes from arguments (`url`, `token`) or from SANDGATE_URL and SANDGATE_TOKEN.
+    sandgate://<session>/results/<key>        as a result gave it
+    sandgate://<session>/workspace/<path>     the file /workspace/<path> of the session's sandbox, while that is open
+
+pandas, `fsspec.open`, `simplecache::` and whatever else speaks fsspec open these as they stand. Where the gateway is,
+and who asks, comes from arguments (`url`, `token`) or, better, from SANDGATE_URL and SANDGATE_TOKEN.
 """
 
 import asyncio
 import errno
 import os
-import re
+import tempfile
 import weakref
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, ClassVar, Final, NoReturn
+from typing import IO, Any, ClassVar, Final
 
 from fsspec.asyn import AsyncFileSystem, sync, sync_teardown
 from fsspec.callbacks import DEFAULT_CALLBACK
 from fsspec.spec import AbstractBufferedFile, make_instance
 
-from gateway.client import (
-    Client,
-    ClientError,
-    ConnectionLost,
-    Endpoint,
-    Forbidden,
-    GatewayUnreachable,
-    Gone,
-    NotFound,
-    Session,
-    Unauthorized,
-    endpoint,
+from gateway.client import Client, Endpoint, FileInfo, Gone, Session, endpoint
+from gateway.filesystem_paths import (
+    AREAS,
+    Info,
+    Place,
+    as_oserror,
+    children,
+    entry_info,
+    file_place,
+    folder_info,
+    place_of,
+    read_only,
+    result_info,
+    writable_place,
 )
 
-RESULTS: Final = "results"
 CLOSE_SECONDS: Final = 1.0
-
-_SESSION: Final = re.compile(r"s-[0-9a-f]{32}")
-_KEY: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*(/[A-Za-z0-9_-][A-Za-z0-9._-]*)*")
-
-Info = dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """What a path names: the root, a session, its results, or (where `key` is not empty) below these."""
-
-    session: str = ""
-    in_results: bool = False
-    key: str = ""
+_MODES: Final = ("rb", "wb", "xb")
 
 
 class SandgateFileSystem(AsyncFileSystem):  # type: ignore[misc]  # fsspec has no types
-    """Read-only. A path that is no reference is FileNotFoundError, and nothing is asked of anybody.
+    """A path that no gateway would have is FileNotFoundError, and nothing is asked of anybody.
 
-    Absent and foreign results are FileNotFoundError, as is an expired one, which says so; a refused token is
-    PermissionError, and so is every attempt to write. What is known of a result is kept: results do not change.
-    A pickle and `to_json` leave the token out; what reads them takes it from its own environment.
+    Absent and foreign things are FileNotFoundError, as is an expired result, which says so; a refused token is
+    PermissionError, and so is every attempt to write a result. What is known of a result is kept: results do not
+    change; of a workspace nothing is. A file of a workspace appears whole or not at all; folders are made by what is
+    written into them. A pickle and `to_json` leave the token out; what reads them takes it from its own environment.
     """
 
     protocol: ClassVar[str] = "sandgate"
@@ -112,64 +102,91 @@ class SandgateFileSystem(AsyncFileSystem):  # type: ignore[misc]  # fsspec has n
 
     async def _info(self, path: str, **_: Any) -> Info:
         path = self._strip_protocol(path)
-        place = _place(path)
-        if not place.key:
+        place = place_of(path)
+        if not place.below:
             await self._listed(place, path)
-            return _folder(path)
+            return folder_info(path)
+        if place.in_workspace:
+            found = await self._file_info(place, path)
+            if found.is_folder:
+                return folder_info(path)
+            return {"name": path, "size": found.bytes, "type": "file", "mtime": found.modified}
         await self._connected()  # forgets what another token knew
         if path not in self._known:
             await self._look(place, path)
         return self._known[path]
 
-    async def _look(self, place: _Place, path: str) -> None:
+    async def _file_info(self, place: Place, path: str) -> FileInfo:
+        with as_oserror(path):
+            return await (await self._session(place.session)).file_info(place.below)
+
+    async def _look(self, place: Place, path: str) -> None:
         """Ask for one result, and where there is none, whether it is a folder of some."""
         session = await self._session(place.session)
         try:
-            with _as_oserror(path):
-                found = await session.result_info(place.key)
+            with as_oserror(path):
+                found = await session.result_info(place.below)
         except FileNotFoundError as error:
             if isinstance(error.__cause__, Gone) or not await self._listed(place, path):
                 raise
-            self._known[path] = _folder(path)
+            self._known[path] = folder_info(path)
             return
         self._created[path] = found.created
-        self._known[path] = _file(path, found.bytes, found.media_type, found.sha256)
+        self._known[path] = result_info(path, found.bytes, found.media_type, found.sha256)
 
     async def _ls(self, path: str, detail: bool = True, **_: Any) -> list[Info] | list[str]:
         path = self._strip_protocol(path)
-        place = _place(path)
+        place = place_of(path)
         entries = await self._listed(place, path)
-        if not entries and place.key:
-            entries = [await self._info(path)]
+        if not entries and place.below:
+            info = await self._info(path)
+            entries = [] if info["type"] == "directory" else [info]
         return entries if detail else [entry["name"] for entry in entries]
 
-    async def _listed(self, place: _Place, path: str) -> list[Info]:
-        """What is in a folder; of a result or of nothing, an empty list. Raises for a session that is not there."""
-        with _as_oserror(path):
+    async def _listed(self, place: Place, path: str) -> list[Info]:
+        """What is in a folder; of a file or of nothing, an empty list. Raises for a session that is not there."""
+        with as_oserror(path):
             if not place.session:
-                return [_folder(one.id) for one in await (await self._connected()).sessions()]
+                return [folder_info(one.id) for one in await (await self._connected()).sessions()]
             session = await self._session(place.session)
-            if not place.in_results:
-                await session.record()
-                return [_folder(f"{path}/{RESULTS}")]
-            results = await session.results()
+            match place.area:
+                case "results":
+                    return await self._results(session, path)
+                case "workspace":
+                    return await self._files(session, place)
+            await session.record()
+            return [folder_info(f"{path}/{area}") for area in AREAS]
+
+    async def _results(self, session: Session, path: str) -> list[Info]:
+        results = await session.results()
         for one in results:
             name = self._strip_protocol(one.reference)
-            self._known[name] = _file(name, one.bytes, one.media_type, one.sha256)
-        return _children(path, (self._known[self._strip_protocol(one.reference)] for one in results))
+            self._known[name] = result_info(name, one.bytes, one.media_type, one.sha256)
+        return children(path, (self._known[self._strip_protocol(one.reference)] for one in results))
+
+    async def _files(self, session: Session, place: Place) -> list[Info]:
+        if place.below and not (await session.file_info(place.below)).is_folder:
+            return []
+        listed = await session.files(place.below or ".")
+        if not listed.complete:
+            raise OSError(errno.EFBIG, "the folder has more entries than can be listed", place.below)
+        return [entry_info(f"{place.session}/workspace", entry) for entry in listed.entries]
 
     async def _modified(self, path: str) -> datetime:
-        """When the result was stored; a folder has no time."""
+        """When a result was stored, or a file written; a folder has no time."""
         path = self._strip_protocol(path)
-        place = _file_place(path)
+        place = file_place(path)
+        when = (await self._file_info(place, path)).modified if place.in_workspace else await self._stored(place, path)
+        if when is None:
+            raise NotImplementedError("this gateway does not tell the time of it")
+        return datetime.fromtimestamp(when, UTC)
+
+    async def _stored(self, place: Place, path: str) -> float | None:
         await self._connected()
         if self._created.get(path) is None:
-            with _as_oserror(path):
-                self._created[path] = (await (await self._session(place.session)).result_info(place.key)).created
-        created = self._created[path]
-        if created is None:
-            raise NotImplementedError("this gateway does not tell when a result was stored")
-        return datetime.fromtimestamp(created, UTC)
+            with as_oserror(path):
+                self._created[path] = (await (await self._session(place.session)).result_info(place.below)).created
+        return self._created[path]
 
     def modified(self, path: str) -> datetime:
         """The same, for those who wait."""
@@ -182,26 +199,32 @@ class SandgateFileSystem(AsyncFileSystem):  # type: ignore[misc]  # fsspec has n
 
     async def _cat_file(self, path: str, start: int | None = None, end: int | None = None, **_: Any) -> bytes:
         path = self._strip_protocol(path)
-        place = _file_place(path)
+        place = file_place(path)
         if (start or 0) < 0 or (end or 0) < 0:  # counted from the end, as in a slice
             start, end, _step = slice(start, end).indices((await self._info(path))["size"])
-        with _as_oserror(path):
-            return await (await self._session(place.session)).read_result(place.key, start or 0, end)
+        with as_oserror(path):
+            session = await self._session(place.session)
+            read = session.read_file if place.in_workspace else session.read_result
+            return await read(place.below, start or 0, end)
 
     async def _get_file(self, rpath: str, lpath: str, callback: Any = DEFAULT_CALLBACK, **_: Any) -> None:
-        """A file appears whole or not at all; the callback is told when it is there."""
+        """A file appears whole or not at all; the callback is told how far it is."""
         rpath = self._strip_protocol(rpath)
         info = await self._info(rpath)
         target = Path(lpath)
         if info["type"] == "directory":
             await asyncio.to_thread(target.mkdir, parents=True, exist_ok=True)
             return
-        place = _file_place(rpath)
+        place = file_place(rpath)
         callback.set_size(info["size"])
         await asyncio.to_thread(target.parent.mkdir, parents=True, exist_ok=True)
-        with _as_oserror(rpath):
-            await (await self._session(place.session)).save_result(place.key, target)
-        callback.relative_update(info["size"])
+        with as_oserror(rpath):
+            session = await self._session(place.session)
+            if place.in_workspace:
+                await session.download(place.below, target)
+                callback.absolute_update(info["size"])
+            else:
+                await session.save_result(place.below, target, progress=callback.absolute_update)
 
     def _open(
         self,
@@ -212,113 +235,108 @@ class SandgateFileSystem(AsyncFileSystem):  # type: ignore[misc]  # fsspec has n
         cache_options: dict[str, Any] | None = None,
         size: int | None = None,
         **options: Any,
-    ) -> "ResultFile":
+    ) -> AbstractBufferedFile:
+        options |= {"cache_options": cache_options, **options}
         if mode != "rb":
-            _read_only(path)
+            writable_place(self._strip_protocol(path))
+            if mode not in _MODES:
+                raise NotImplementedError(f"mode {mode!r}: files of a workspace are written whole")
+            if mode == "xb" and self.exists(path):
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
+            return WorkspaceFile(self, path, "wb", block_size or "default", autocommit, **options)
         info = self.info(path)
         if info["type"] != "file":
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
-        return ResultFile(
-            self,
-            path,
-            mode,
-            block_size or "default",
-            autocommit,
-            cache_options=cache_options,
-            size=info["size"],
-            **options,
-        )
+        return StoredFile(self, path, mode, block_size or "default", autocommit, size=info["size"], **options)
 
     # writing
 
     async def _pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **_: Any) -> None:
-        _read_only(path)
+        path = self._strip_protocol(path)
+        place = writable_place(path)
+        if mode == "create" and await self._exists(path):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
+        with as_oserror(path):
+            await (await self._session(place.session)).write_file(place.below, bytes(value))
 
-    async def _put_file(self, lpath: str, rpath: str, mode: str = "overwrite", **_: Any) -> None:
-        _read_only(rpath)
+    async def _put_file(
+        self, lpath: str, rpath: str, mode: str = "overwrite", callback: Any = DEFAULT_CALLBACK, **_: Any
+    ) -> None:
+        rpath, local = self._strip_protocol(rpath), Path(lpath)
+        place = writable_place(rpath)
+        if await asyncio.to_thread(local.is_dir):  # its files follow, and make it
+            return
+        if mode == "create" and await self._exists(rpath):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), rpath)
+        size = (await asyncio.to_thread(local.stat)).st_size
+        callback.set_size(size)
+        with as_oserror(rpath):
+            await (await self._session(place.session)).upload(local, place.below)
+        callback.absolute_update(size)
 
     async def _cp_file(self, path1: str, path2: str, **_: Any) -> None:
-        _read_only(path2)
+        """Copy through this machine, file by file."""
+        writable_place(self._strip_protocol(path2))
+        with tempfile.TemporaryDirectory(prefix="sandgate-") as folder:
+            part = f"{folder}/part"
+            await self._get_file(path1, part)
+            await self._put_file(part, path2)
 
     async def _mv_file(self, path1: str, path2: str) -> None:
-        _read_only(path1)
+        writable_place(self._strip_protocol(path1))
+        await self._cp_file(path1, path2)
+        await self._rm_file(path1)
 
-    async def _rm_file(self, path: str, **_: Any) -> None:
-        _read_only(path)
+    async def _rm_file(self, path: str, *, recursive: bool = False, **_: Any) -> None:
+        path = self._strip_protocol(path)
+        place = writable_place(path)
+        with as_oserror(path):
+            await (await self._session(place.session)).delete(place.below, recursive=recursive)
+
+    async def _rm(self, path: str | list[str], recursive: bool = False, **_: Any) -> None:
+        """A folder goes with all in it by one request: what fsspec sends at once, it sends in no order."""
+        for one in await self._expand_path(path):
+            await self._rm_file(one, recursive=recursive)
 
     async def _mkdir(self, path: str, create_parents: bool = True, **_: Any) -> None:
-        _read_only(path)
+        await self._makedirs(path)
 
     async def _makedirs(self, path: str, exist_ok: bool = False) -> None:
-        _read_only(path)
+        """Nothing to do: folders are made by what is written into them."""
+        if not place_of(self._strip_protocol(path)).in_workspace:
+            read_only(path)
 
     def rmdir(self, path: str) -> None:
-        _read_only(path)
+        sync(self.loop, self._rm_file, path)
 
 
-class ResultFile(AbstractBufferedFile):  # type: ignore[misc]  # fsspec has no types
-    """An open result: blocks are fetched by range when they are read."""
+class StoredFile(AbstractBufferedFile):  # type: ignore[misc]  # fsspec has no types
+    """An open result or file: blocks are fetched by range when they are read."""
 
     def _fetch_range(self, start: int, end: int) -> bytes:
         data: bytes = self.fs.cat_file(self.path, start=start, end=end)
         return data
 
 
-def _place(path: str) -> _Place:
-    """Where a stripped path leads; FileNotFoundError for what no gateway would have, so that nothing is sent."""
-    if not path:
-        return _Place()
-    session, _, below = path.partition("/")
-    results, slash, key = below.partition("/")
-    if not _SESSION.fullmatch(session) or results not in ("", RESULTS) or (slash and not _KEY.fullmatch(key)):
-        raise FileNotFoundError(errno.ENOENT, "not of the form sandgate://<session>/results/<key>", path)
-    return _Place(session, bool(results), key)
+class WorkspaceFile(AbstractBufferedFile):  # type: ignore[misc]  # fsspec has no types
+    """A file of a workspace being written: kept in a temporary file, and sent when it is closed."""
 
+    _spool: IO[bytes]
 
-def _file_place(path: str) -> _Place:
-    place = _place(path)
-    if not place.key:
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
-    return place
+    def _initiate_upload(self) -> None:
+        self._spool = tempfile.NamedTemporaryFile(prefix="sandgate-")  # noqa: SIM115 - closed below
 
+    def _upload_chunk(self, final: bool = False) -> bool:
+        self._spool.write(self.buffer.getvalue())
+        if final:
+            with self._spool:
+                self._spool.flush()
+                self.fs.put_file(self._spool.name, self.path)
+        return True
 
-def _folder(name: str) -> Info:
-    return {"name": name, "size": 0, "type": "directory"}
-
-
-def _file(name: str, size: int, media_type: str, sha256: str) -> Info:
-    return {"name": name, "size": size, "type": "file", "media_type": media_type, "sha256": sha256}
-
-
-def _children(path: str, files: Iterable[Info]) -> list[Info]:
-    """What stands directly below `path`: files, and the folders that the names of others imply."""
-    found: dict[str, Info] = {}
-    for file in files:
-        if file["name"].startswith(f"{path}/"):
-            name, _, deeper = file["name"][len(path) + 1 :].partition("/")
-            found.setdefault(name, _folder(f"{path}/{name}") if deeper else file)
-    return [found[name] for name in sorted(found)]
-
-
-@contextmanager
-def _as_oserror(path: str) -> Iterator[None]:
-    """The client's errors as those of a file system."""
-    try:
-        yield
-    except Gone as error:
-        raise FileNotFoundError(errno.ENOENT, f"expired: {error}", path) from error
-    except NotFound as error:
-        raise FileNotFoundError(errno.ENOENT, error.message, path) from error
-    except (Unauthorized, Forbidden) as error:
-        raise PermissionError(errno.EACCES, str(error), path) from error
-    except (GatewayUnreachable, ConnectionLost) as error:
-        raise ConnectionError(str(error)) from error
-    except ClientError as error:
-        raise OSError(errno.EIO, str(error), path) from error
-
-
-def _read_only(path: str) -> NoReturn:
-    raise PermissionError(errno.EROFS, "stored results do not change", path)
+    def discard(self) -> None:
+        """Send nothing."""
+        self._spool.close()
 
 
 def _without_token(options: dict[str, Any]) -> dict[str, Any]:

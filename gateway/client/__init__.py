@@ -18,6 +18,7 @@ from gateway.client.errors import Refused as Refused
 from gateway.client.errors import StreamInterrupted as StreamInterrupted
 from gateway.client.errors import TooMany as TooMany
 from gateway.client.errors import Unauthorized as Unauthorized
+from gateway.client.results import FileInfo as FileInfo
 from gateway.client.results import ResultInfo as ResultInfo
 from gateway.client.session import Session as Session
 from gateway.client.stream import Chunk as Chunk

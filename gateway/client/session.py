@@ -14,7 +14,7 @@ from gateway.client.archive import TAR, Progress, file_chunks, packed, save, unp
 from gateway.client.connection import JSON, LONG, Connection, media_type, quoted, segment
 from gateway.client.errors import ConnectionLost, Refused
 from gateway.client.model_calls import model_call
-from gateway.client.results import ResultInfo, result_info, result_path
+from gateway.client.results import FileInfo, ResultInfo, file_info, result_info, result_path
 from gateway.client.stream import StreamedCall
 from gateway.client.turn import Turn
 from gateway.models import CallRecord, CloseReport, Content, SessionRecord, ToolResult
@@ -201,12 +201,20 @@ class Session:
                 local = local / remote.rpartition("/")[2]
             await save(response, local)
 
-    async def read_file(self, path: str) -> bytes:
-        """A file's bytes, all in memory."""
-        async with self._connection._open("GET", self._files(path), timeout=LONG) as response:
-            if media_type(response) == JSON:  # a file is always an octet stream
-                raise Refused(422, "invalid_path", f"{path}: a folder", "List it with files().")
-            return await response.aread()
+    async def read_file(self, path: str, start: int = 0, end: int | None = None) -> bytes:
+        """The bytes `start..end` of a file, fewer where there are fewer, all in memory."""
+        return await self._ranged(self._files(path), start, end, file=path)
+
+    async def file_info(self, path: str) -> FileInfo:
+        """What a file is, without its bytes; of a folder only that it is one."""
+        try:
+            async with self._connection._open("GET", self._files(path), headers={"range": "bytes=0-0"}) as response:
+                return file_info(response)
+        except Refused as error:
+            if error.status != 416:
+                raise
+        async with self._connection._open("GET", self._files(path)) as response:  # an empty file has no first byte
+            return file_info(response)
 
     async def write_file(self, path: str, content: bytes | str) -> None:
         """Write a file, whole or not at all; folders on the way are made. Text is written as UTF-8."""
@@ -250,15 +258,18 @@ class Session:
         `reference` is a whole one, also of another session that this token sees, or a key of this one. Raises
         NotFound (also for what is no reference: nothing is asked then), or Gone after its retention.
         """
-        path, headers = result_path(reference, self._path), {}
+        return await self._ranged(result_path(reference, self._path), start, end)
+
+    async def _ranged(self, path: str, start: int, end: int | None, *, file: str | None = None) -> bytes:
         if start < 0 or (end is not None and end < 0):
-            raise ValueError("a range of a result is counted from its beginning")
+            raise ValueError("a range is counted from the beginning")
         if end is not None and end <= start:
             return b""
-        if start or end is not None:
-            headers["range"] = f"bytes={start}-{'' if end is None else end - 1}"
+        headers = {"range": f"bytes={start}-{'' if end is None else end - 1}"} if start or end is not None else {}
         try:
-            async with self._connection._open("GET", path, headers=headers) as response:
+            async with self._connection._open("GET", path, headers=headers, timeout=LONG) as response:
+                if file is not None and media_type(response) == JSON:  # a file is always an octet stream
+                    raise Refused(422, "invalid_path", f"{file}: a folder", "List it with files().")
                 return await response.aread()
         except Refused as error:
             if error.status == 416:

@@ -148,6 +148,7 @@ async def test_info_names_size_type_and_digest(session: Session) -> None:
         "size": len(TABLE),
         "media_type": stored.media_type,
         "sha256": stored.sha256,
+        "ETag": stored.sha256,
     }
     assert await in_thread(fs.ls, f"sandgate://{session.id}/results") == [info]
 
@@ -155,7 +156,10 @@ async def test_info_names_size_type_and_digest(session: Session) -> None:
 async def test_session_is_listed_from_its_top(session: Session) -> None:
     fs = SandgateFileSystem()
     assert await in_thread(fs.ls, "sandgate://", False) == [session.id]
-    assert await in_thread(fs.ls, f"sandgate://{session.id}", False) == [f"{session.id}/results"]
+    assert await in_thread(fs.ls, f"sandgate://{session.id}", False) == [
+        f"{session.id}/results",
+        f"{session.id}/workspace",
+    ]
     assert await in_thread(fs.ls, f"sandgate://{session.id}/results/", False) == [
         f"{session.id}/results/0001-python-stdout"
     ]

@@ -3,7 +3,7 @@
 import base64
 import os
 import tempfile
-from collections.abc import AsyncIterator
+from email.utils import formatdate
 from typing import Final
 from urllib.parse import quote, unquote_to_bytes
 
@@ -16,6 +16,7 @@ from gateway.errors import NotFound, Problem, Unprocessable
 from gateway.sessions import Session
 from gateway.text import printable
 from gateway.transports.http.app import TheSession
+from gateway.transports.http.downloads import SAFE, byte_range, streamed
 from gateway.wire import FileEntry, FileList, Written
 from sandboxes import Entry, FileRefused, Sandbox, pack, unpack
 
@@ -36,17 +37,22 @@ MAX_PATH: Final = 4096
 @router.get("", response_model=None)
 @router.get("/{path:exact}", response_model=None)
 async def get_file(request: Request, session: TheSession, recursive: bool = False) -> Response | FileList:
-    """A file's bytes, or a folder's listing; a folder as a tar with `Accept: application/x-tar`."""
+    """A file's bytes (with `Range`), or a folder's listing; a folder as a tar with `Accept: application/x-tar`."""
     path = _path(request)
     sandbox = await _sandbox(session)
     if not path or (entry := await _entry(sandbox, path)).kind == "directory":
         return await _folder(sandbox, path or ".", request, recursive=recursive)
     if entry.kind != "file":
         raise Unprocessable("not a regular file", code="invalid_path")
-    chunks = sandbox.read(path, 0, entry.size, follow=False)
-    first = await anext(chunks, b"")
-    headers = {"x-content-type-options": "nosniff", "content-disposition": "attachment", "cache-control": "no-store"}
-    return StreamingResponse(_after(first, chunks), 200, headers, "application/octet-stream")
+    wanted = byte_range(request.headers.get("range"), entry.size)
+    headers = {
+        **SAFE,
+        "content-disposition": "attachment",
+        "cache-control": "no-store",
+        "last-modified": formatdate(entry.modified, usegmt=True),
+    }
+    chunks = sandbox.read(path, wanted.start, wanted.end, follow=False)
+    return await streamed(chunks, wanted, headers, "application/octet-stream")
 
 
 @router.put("", status_code=201)
@@ -138,9 +144,3 @@ async def _put_tar(request: Request, session: Session, sandbox: Sandbox, path: s
             await anyio.to_thread.run_sync(spool.write, chunk)
         unpacked = await unpack(sandbox, spool, path, session.spec.limits.workspace_size)
     return Written(files=unpacked.files, bytes=unpacked.bytes)
-
-
-async def _after(first: bytes, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    yield first
-    async for chunk in chunks:
-        yield chunk
