@@ -97,6 +97,7 @@ ENGINE_CALLS = {
     "remove_volume": "DELETE /volumes/sandgate-i-s-home",
     "rename": "POST /containers/sandgate-i-s/rename",
     "start": "POST /containers/sandgate-i-s/start",
+    "stats": "GET /containers/sandgate-i-s/stats",
     "volumes": "GET /volumes",
     "wait": "POST /containers/sandgate-i-s/wait",
 }
