@@ -140,7 +140,8 @@ def test_python_blocks_run(newcomer: Newcomer) -> None:
 
 def test_toml_blocks_are_configurations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text, workspace, ready = (one for one in blocks("toml") if "upstreams" not in one)
-    monkeypatch.setenv("TICKETS_TOKEN", "not a real one")
+    for variable in ("TICKETS_TOKEN", "POLICY_TOKEN"):
+        monkeypatch.setenv(variable, "not a real one")
     (tmp_path / "ready.toml").write_text(ready)
     (tmp_path / "sandgate.toml").write_text(text)
     (tmp_path / "workspace.toml").write_text(workspace)
@@ -156,4 +157,4 @@ def test_toml_blocks_are_configurations(tmp_path: Path, monkeypatch: pytest.Monk
     prepared = build_sandbox_hooks(load_settings(tmp_path / "workspace.toml")[0], folder)
     assert [type(one).__name__ for one in prepared["default"]] == ["GitIdentity", "Report"]
     ready_hooks = [build_hook(one, folder).name for one in load_settings(tmp_path / "ready.toml")[0].hooks]
-    assert ready_hooks == ["RedactSecrets"]
+    assert ready_hooks == ["RedactSecrets", "CommandHook validate.py", "HttpHook"]

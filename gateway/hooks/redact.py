@@ -68,6 +68,10 @@ class RedactSecrets(Hook):
         self._any = _compiled(b"|".join(b"(?:%s)" % pattern for _, pattern in named))
         self._each = [(name, _compiled(pattern)) for name, pattern in named]
 
+    def to_state(self) -> dict[str, Any]:
+        """What makes it again; the secrets are not in it."""
+        return {"values_from_env": list(self.values_from_env), "patterns": self.patterns}
+
     async def post_tool_call(self, ctx: HookContext, result: ToolResult) -> Continue:
         """The content came through `filter_output`; what a tool returns beside it did not."""
         if result.structured is None and result.error is None and not result.notes:

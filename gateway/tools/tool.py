@@ -91,3 +91,13 @@ class Alias:
             scale = name in self.milliseconds and isinstance(value, int | float)
             ours[new] = value / 1000 if scale else value  # type: ignore[operator]
         return ours
+
+    def reversed(self, arguments: Arguments) -> Arguments:
+        """The other agent's spelling of our arguments."""
+        names = {ours: theirs for theirs, ours in self.arguments if ours is not None}
+        theirs: dict[str, Any] = {}
+        for name, value in arguments.items():
+            new = names.get(name, name)
+            scale = new in self.milliseconds and isinstance(value, int | float)
+            theirs[new] = round(value * 1000) if scale else value  # type: ignore[operator, arg-type]
+        return theirs
