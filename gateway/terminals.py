@@ -67,6 +67,8 @@ class SessionTerminal:
                             await self._show(await self.process.stdout.receive())
                     with contextlib.suppress(SandboxLost):
                         self.exit = await self.process.wait()
+        except Exception:  # nothing that one terminal meets ends the others, or the gateway
+            logger.exception("a terminal broke")
         finally:
             self.ended.set()
             if self._reader is not None:

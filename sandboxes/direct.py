@@ -26,7 +26,20 @@ from sandboxes.channel import (
 from sandboxes.errors import CommandRefused, FileRefused, SandboxLost
 from sandboxes.jobs import DirectJobs
 from sandboxes.request import inside, request, run_request
-from sandboxes.sandbox import WORKSPACE, Entry, Exit, FileKind, Jobs, Listing, Process, Sandbox, SmallFile, TerminalSize
+from sandboxes.sandbox import (
+    JOBS,
+    TERMINALS,
+    WORKSPACE,
+    Entry,
+    Exit,
+    FileKind,
+    Jobs,
+    Listing,
+    Process,
+    Sandbox,
+    SmallFile,
+    TerminalSize,
+)
 
 _LISTING_BYTES: Final = 65 << 20
 _START_TRIES: Final = 3
@@ -118,6 +131,7 @@ class DirectSandbox(Sandbox):
     """What a kind adds: where the channel comes from, the counters, and what `end` frees when the channel is closed."""
 
     channel = "direct"
+    lacks = frozenset()
 
     def __init__(
         self,
@@ -139,6 +153,7 @@ class DirectSandbox(Sandbox):
 
     @property
     def jobs(self) -> Jobs:
+        self.check_offered(JOBS)
         return self._jobs
 
     def add_env(self, env: Mapping[str, str]) -> None:
@@ -177,6 +192,8 @@ class DirectSandbox(Sandbox):
         stdin: bool = False,
         terminal: TerminalSize | None = None,
     ) -> DirectProcess:
+        if terminal is not None:
+            self.check_offered(TERMINALS)
         operation = b"run" if terminal is None else b"terminal\0%d\0%d" % (terminal.columns, terminal.rows)
         body = run_request(argv, cwd, {**self._env, **(env or {})}, operation=operation)
         for _ in range(_START_TRIES):

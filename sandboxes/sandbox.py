@@ -250,6 +250,7 @@ class Sandbox(ABC):
     not_enforced: tuple[str, ...] = ()
     workspace: str = WORKSPACE
     is_executable: bool = True
+    lacks: frozenset[str] = frozenset({JOBS, TERMINALS})
 
     @abstractmethod
     async def start(
@@ -292,15 +293,17 @@ class Sandbox(ABC):
 
     @property
     def jobs(self) -> Jobs:
-        """Its background jobs. Raises NotOffered where the kind has none."""
-        raise self.not_offered(JOBS)
+        """Its background jobs. Raises NotOffered where it lacks them."""
+        self.check_offered(JOBS)
+        raise NotImplementedError
 
-    def not_offered(self, what: str) -> NotOffered:
-        """The error that says so, and names what works."""
-        return NotOffered(
-            f"a sandbox of kind {self.kind} has no {what}",
-            "Use a profile of kind local or docker; here a command runs to its end, and answers then.",
-        )
+    def check_offered(self, what: str) -> None:
+        """Raise NotOffered where it lacks that; it names what works."""
+        if what in self.lacks:
+            raise NotOffered(
+                f"a sandbox of kind {self.kind} has no {what}",
+                "Use a profile of kind local or docker; here a command runs to its end, and answers then.",
+            )
 
     @abstractmethod
     async def aclose(self) -> None:

@@ -7,7 +7,6 @@ import importlib.util
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -18,10 +17,10 @@ from sandboxes import interpreter
 from sandboxes.capture import Capture
 from sandboxes.cgroups import Counters
 from sandboxes.channel import Channel
-from sandboxes.direct import DirectProcess, DirectSandbox
+from sandboxes.direct import DirectSandbox
 from sandboxes.errors import SandboxError, SandboxUnavailable
 from sandboxes.kind import Probe, SandboxKind, SandboxSpec
-from sandboxes.sandbox import HOME, JOBS, TERMINALS, WORKSPACE, Jobs, TerminalSize
+from sandboxes.sandbox import HOME, JOBS, TERMINALS, WORKSPACE
 
 CANNOT: Final = (
     "run programs (python, git, compilers, what you upload): it has its own versions of some 160 text tools, no more",
@@ -54,6 +53,7 @@ class VirtualSandbox(DirectSandbox):
     """One interpreter process, and the channel to it."""
 
     kind = "virtual"
+    lacks = frozenset({JOBS, TERMINALS})
 
     def __init__(self, spec: SandboxSpec, link: Channel, process: "subprocess.Popen[bytes]") -> None:
         super().__init__(spec.session_id, link, {**_BASE_ENV, **spec.env}, self._wait, restored=False)
@@ -66,23 +66,6 @@ class VirtualSandbox(DirectSandbox):
         """The interpreter's, on this machine."""
         return self._process.pid
 
-    @property
-    def jobs(self) -> Jobs:
-        raise self.not_offered(JOBS)
-
-    async def start(
-        self,
-        argv: Sequence[str],
-        *,
-        cwd: str = WORKSPACE,
-        env: Mapping[str, str] | None = None,
-        stdin: bool = False,
-        terminal: TerminalSize | None = None,
-    ) -> DirectProcess:
-        if terminal is not None:
-            raise self.not_offered(TERMINALS)
-        return await super().start(argv, cwd=cwd, env=env, stdin=stdin)
-
     def counters(self) -> Counters:
         return Counters()
 
@@ -94,7 +77,7 @@ class VirtualKind(SandboxKind[VirtualSandbox]):
     """Sandboxes by bashkit. Nothing of them is on disk: both arguments are what every kind is made with."""
 
     name = "virtual"
-    lacks = frozenset({"python3", JOBS, TERMINALS})
+    lacks = VirtualSandbox.lacks | {"python3"}
 
     def __init__(self, state_dir: Path, *, instance: str) -> None:
         super().__init__()
