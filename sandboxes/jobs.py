@@ -1,7 +1,8 @@
 """Background jobs over a direct channel: all of a job is in its slot inside, the gateway's end only asks."""
 
+import contextlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Final, NoReturn
 
 import anyio
@@ -55,7 +56,7 @@ class DirectJobs(Jobs):
 
     async def list(self) -> tuple[Job, ...]:
         async with self._lock:
-            return await self._list()
+            return tuple([job async for job in self._jobs()])
 
     async def read(self, name: str, offset: int = 0, max_bytes: int = CHUNK_BYTES) -> JobOutput:
         async with self._lock:
@@ -74,26 +75,26 @@ class DirectJobs(Jobs):
             return (await self._look(name, 0, 0)).job
 
     async def _make_room(self) -> None:
-        jobs = await self._list()
-        if len(jobs) < MOST_JOBS:
+        if len(await self._names()) < MOST_JOBS:
             return
-        oldest = next((job.name for job in jobs if job.exit is not None), None)
-        if oldest is None:
-            raise TooManyJobs(f"{MOST_JOBS} background jobs run here", "Stop one of them first.")
-        await self._tell(oldest, b"forget")
+        async for job in self._jobs():
+            if job.exit is not None:
+                await self._tell(job.name, b"forget")
+                return
+        raise TooManyJobs(f"{MOST_JOBS} background jobs run here", "Stop one of them first.")
 
-    async def _list(self) -> tuple[Job, ...]:
-        """A job whose slot is lost meanwhile is left out."""
+    async def _jobs(self) -> AsyncIterator[Job]:
+        """All of them, the oldest first; one whose slot is lost meanwhile is left out."""
+        for name in await self._names():
+            with contextlib.suppress(JobNotFound):
+                yield (await self._look(name, 0, 0)).job
+
+    async def _names(self) -> tuple[str, ...]:
         _, _, data = await self._ask(b"list", b"l", max_bytes=MOST_JOBS * 64)
-        jobs = []
-        for name in data.decode("ascii", "replace").split():
-            if not _NAME.fullmatch(name):
-                self._nonsense()
-            try:
-                jobs.append((await self._look(name, 0, 0)).job)
-            except JobNotFound:
-                continue
-        return tuple(jobs)
+        names = tuple(data.decode("ascii", "replace").split())
+        if not all(map(_NAME.fullmatch, names)):
+            self._nonsense()
+        return names
 
     async def _look(self, name: str, offset: int, max_bytes: int) -> JobOutput:
         _, data = await self._tell(name, b"look\0%d\0%d" % (offset, max_bytes), max_bytes)
