@@ -40,6 +40,11 @@ class Approvals:
         self._changed = anyio.Event()
         self.stopping = False
 
+    @property
+    def held(self) -> int:
+        """How many calls wait now."""
+        return len(self._waiting)
+
     # the call's side
 
     async def ask(self, call: ToolCall, original: Arguments, questions: Sequence[Question]) -> Approval:

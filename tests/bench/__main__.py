@@ -12,6 +12,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from tests.bench.approvals import measure_approvals
 from tests.bench.figures import Figure, at_most, shown
 from tests.bench.http import measure_floods, measure_http
 from tests.bench.peers.run import measure_peers
@@ -22,7 +23,7 @@ LATEST = ROOT / ".bench" / "latest.json"
 
 
 def main() -> int:
-    figures = [*measure_sandbox(), *measure_http(), *measure_floods(), *_peers()]
+    figures = [*measure_sandbox(), *measure_http(), *measure_floods(), *measure_approvals(), *_peers()]
     if "--no-tests" not in sys.argv:
         figures.append(_tests())
     machine = _machine()
