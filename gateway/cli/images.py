@@ -2,6 +2,7 @@
 
 import io
 import os
+import ssl
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,8 +33,8 @@ def images_command(
     """Build the images sandgate/sandbox and sandgate/gateway, with Docker's own words as it goes.
 
     The sandbox: Debian with Python, ripgrep, git and make, and a user for the agent. The gateway: this very code, for
-    docker/compose.yaml. The first time takes two minutes; the engine fetches packages from the network, and trusts the
-    certificates in the file that PIP_CERT names, as pip does.
+    docker/compose.yaml. The first time takes two minutes; the engine fetches packages from the network, and pip there
+    trusts the certificates that it trusts here (PIP_CERT, else this machine's).
     """
     for image in TAGS if which is None else (which,):
         try:
@@ -58,9 +59,16 @@ def build_context() -> bytes:
             tar.add(Path(str(package.__file__)).parent, package.__name__, filter=_without_caches)
         for name in _ROOT_FILES:
             tar.add(_CONTEXT / name, name)
-        if certificates := os.environ.get("PIP_CERT"):
+        if certificates := next(filter(os.path.isfile, _certificates()), None):
             tar.add(certificates, "ca-bundle.crt")
     return archive.getvalue()
+
+
+def _certificates() -> Iterator[str]:
+    """Where the certificates may be that this machine trusts; the last is Debian's and its kin's."""
+    yield os.environ.get("PIP_CERT", "")
+    yield ssl.get_default_verify_paths().cafile or ""
+    yield "/etc/ssl/certs/ca-certificates.crt"
 
 
 def _without_caches(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
