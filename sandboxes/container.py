@@ -6,7 +6,7 @@
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -81,10 +81,10 @@ def container_options(one: Container) -> dict[str, Any]:
 
 
 def options_digest(one: Container) -> str:
-    """What must be the same for a running container to be taken up again: all its options but the image's newest id,
-    and the runner that serves it."""
-    options = {name: value for name, value in _options(one).items() if name != "Image"}
-    text = json.dumps(options, sort_keys=True).encode()
+    """What must be the same for a running container to be taken up again: the options that are not only its own, but
+    for the image's newest id, and the runner that serves it."""
+    anyone = replace(one, session_id="", image="", channel=Path("/"))
+    text = json.dumps(_options(anyone), sort_keys=True).encode()
     return hashlib.sha256(text + Path(runner.__file__).read_bytes()).hexdigest()
 
 

@@ -170,6 +170,9 @@ class SandboxKind(ABC, Generic[SandboxT]):
         sandbox.session_id = session_id
         self._open[session_id] = self._open.pop(bare)
 
+    async def settle(self, sandbox: Sandbox) -> None:
+        """Do what `hand_over` left for later, so that no session waits for it. Raises SandboxUnavailable."""
+
     @abstractmethod
     async def _probe(self) -> Probe:
         """Try the kind for real, cheaply."""

@@ -70,6 +70,7 @@ class Pool:
         self._ready: deque[_Ready] = deque()
         self._leaving: list[Sandbox] = []
         self._in_use: list[Sandbox] = []
+        self._unsettled: list[Sandbox] = []
         self._changed = anyio.Event()
         self._filled = anyio.Event()
         places.lend_from(self)
@@ -90,6 +91,7 @@ class Pool:
                 self._changed = anyio.Event()
                 pause = _LOOK_SECONDS
                 try:
+                    await self._settle()
                     await self._renew()
                     await self._fill()
                 except SandboxError as error:
@@ -127,6 +129,7 @@ class Pool:
             try:
                 if one.sandbox.alive:
                     await self._kind.hand_over(one.sandbox, spec)
+                    self._unsettled.append(one.sandbox)
                     return one.sandbox
             except SandboxError as error:
                 logger.warning("a sandbox at the ready is not used: %s", error.message)
@@ -166,6 +169,14 @@ class Pool:
                 await self._kind.destroy(session_id)
             raise
         return sandbox
+
+    async def _settle(self) -> None:
+        while self._unsettled:
+            sandbox = self._unsettled.pop()
+            try:
+                await self._kind.settle(sandbox)
+            except SandboxError as error:
+                logger.warning("the sandbox of session %s is not settled: %s", sandbox.session_id, error.message)
 
     async def _renew(self) -> None:
         """End those that are too old, or dead, or in the way of a session."""

@@ -1,4 +1,7 @@
-"""`make bench`: every figure, side by side with the peers' in one run; also as JSON in `.bench/latest.json`."""
+"""`make bench`: every figure, side by side with the peers' in one run; also as JSON in `.bench/latest.json`.
+
+`python -m tests.bench docker http` measures these sections only.
+"""
 
 import json
 import os
@@ -13,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tests.bench.approvals import measure_approvals
+from tests.bench.docker import measure_docker
 from tests.bench.figures import Figure, at_most, shown
 from tests.bench.http import measure_floods, measure_http
 from tests.bench.peers.run import measure_peers
@@ -23,9 +27,20 @@ LATEST = ROOT / ".bench" / "latest.json"
 
 
 def main() -> int:
-    figures = [*measure_sandbox(), *measure_http(), *measure_floods(), *measure_approvals(), *_peers()]
-    if "--no-tests" not in sys.argv:
-        figures.append(_tests())
+    sections = {
+        "sandbox": measure_sandbox,
+        "docker": measure_docker,
+        "http": measure_http,
+        "floods": measure_floods,
+        "approvals": measure_approvals,
+        "peers": _peers,
+        "tests": _tests,
+    }
+    unknown = [name for name in sys.argv[1:] if name not in sections]
+    if unknown:
+        print(f"no such section: {', '.join(unknown)}; there are: {', '.join(sections)}", file=sys.stderr)
+        return 2
+    figures = [figure for name in sys.argv[1:] or sections for figure in sections[name]()]
     machine = _machine()
     _print(figures, machine)
     LATEST.parent.mkdir(exist_ok=True)
@@ -44,11 +59,11 @@ def _peers() -> list[Figure]:
     return figures
 
 
-def _tests() -> Figure:
+def _tests() -> list[Figure]:
     started = time.perf_counter()
     done = subprocess.run(["make", "--no-print-directory", "test"], cwd=ROOT, capture_output=True, check=False)
     note = "" if done.returncode == 0 else f"FAILED with {done.returncode}"
-    return at_most("make test", (time.perf_counter() - started) / 60, "min", 5, note)
+    return [at_most("make test", (time.perf_counter() - started) / 60, "min", 5, note)]
 
 
 def _machine() -> dict[str, str]:

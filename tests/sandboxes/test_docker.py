@@ -913,3 +913,18 @@ while True:
         second = await kind.open(stays())
         assert (second.pid, second.taken_up) == (first.pid, True)
         assert (await sh(second, "echo on")).text == "on\n"
+
+
+async def test_a_sandbox_of_the_pool_is_taken_up_as_any_other(engine: Engine) -> None:
+    """It bears its session's name by then, and is what would be made for that session today."""
+    kind = DockerKind(engine)
+    first = await kind.open(SandboxSpec("pool-1"))
+    await kind.hand_over(first, stays(env={"GREETING": "hello"}))
+    await first.write("file", b"x")
+    assert await engine.left() == [f"container /{container_name(engine.instance, 'pool-1')}"]
+    await first.leave()
+    assert await engine.left() == [f"container /{container_name(engine.instance, 's')}"]
+    async with next_life(engine, "s") as again:
+        second = await again.open(stays(env={"GREETING": "hello"}))
+        assert (second.pid, second.taken_up) == (first.pid, True)
+        assert (await sh(second, "cat file; echo $GREETING")).text == "xhello\n"
