@@ -385,7 +385,7 @@ def check_configuration(settings: Settings, folder: Path) -> None:
     Rules([Rule(one.tools, build_policy(one, folder)) for one in settings.offload.rules], toolbox.names)
     for name, profile in settings.profiles.items():
         for pattern in profile.tools:
-            if pattern != "*" and not toolbox.definitions([pattern]):
+            if pattern != "*" and not profile.upstreams and not toolbox.definitions([pattern]):
                 raise SettingsError(
                     f"profiles.{name}.tools: {pattern!r} matches no tool{nearest(pattern, toolbox.names)}",
                     f"There are: {', '.join(toolbox.names)}.",

@@ -1,6 +1,6 @@
 """ActiveCall: a call from its acceptance until nobody can ask for its stream any more."""
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 
 import anyio
@@ -26,6 +26,7 @@ class ActiveCall:
     readers: int = 0
     left: float | None = None
     replaced: list[Spools] = field(default_factory=list)
+    listeners: list[Callable[[str], None]] = field(default_factory=list)
 
     def cancel(self, reason: str) -> None:
         """Ask it to end; it still gets its terminal record, and `result` says `cancelled` and why."""
@@ -37,6 +38,11 @@ class ActiveCall:
         await self.done.wait()
         assert self.result is not None  # set before the event
         return self.result
+
+    def tell(self, message: str) -> None:
+        """Say how far the tool is, to whoever listens now."""
+        for listener in self.listeners:
+            listener(message)
 
     def finish(self, result: ToolResult) -> None:
         self.result = result

@@ -199,18 +199,20 @@ class CallRunner:
             if (one := self.pipeline.filtered(ctx, stream, active.spools[stream], trail)) is not None
         }
         if not filters:
-            return await self._guarded(session, call, tool, active.spools), None
+            return await self._guarded(session, active, call, tool, active.spools), None
         async with anyio.create_task_group() as tasks:
             for one in filters.values():
                 tasks.start_soon(one.run)
             try:
-                outcome = await self._guarded(session, call, tool, {**active.spools, **filters})
+                outcome = await self._guarded(session, active, call, tool, {**active.spools, **filters})
             finally:
                 for one in filters.values():
                     one.end()
         return outcome, next((one.failure for one in filters.values() if one.failure), None)
 
-    async def _guarded(self, session: Session, call: ToolCall, tool: Tool, sinks: Mapping[Stream, Sink]) -> Outcome:
+    async def _guarded(
+        self, session: Session, active: ActiveCall, call: ToolCall, tool: Tool, sinks: Mapping[Stream, Sink]
+    ) -> Outcome:
         """Run the tool; what it raises becomes a status."""
         ctx = ToolContext(
             session=session.info(call.turn_id, call.hook_context),
@@ -223,6 +225,7 @@ class CallRunner:
             timeout_seconds=session.limits.call_seconds,
             max_timeout_seconds=session.limits.max_call_seconds,
             job_offsets=session.job_offsets,
+            tell=active.tell,
         )
         try:
             with anyio.fail_after(session.limits.max_call_seconds + OVERRUN_SECONDS):

@@ -2,7 +2,7 @@
 
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Final
@@ -29,6 +29,7 @@ MESSAGE_BYTES: Final = 16 << 20
 """Of one message; a server that sends a longer one is ended."""
 MOST_TOOLS: Final = 1000
 _STDERR_BYTES: Final = 2000
+_REPORT_CHARACTERS: Final = 500
 _CLOSED: Final = -32000
 
 
@@ -85,12 +86,16 @@ class Link:
         finally:
             self._end.set()
 
-    async def call(self, tool: str, arguments: Mapping[str, Any]) -> Answer:
+    async def call(self, tool: str, arguments: Mapping[str, Any], tell: Callable[[str], None]) -> Answer:
         """Raises UpstreamDown where the connection is gone or the answer makes no sense, MCPError where it refuses."""
         if self._client is None or self._end.is_set():
             raise UpstreamDown(f"{self.name} is gone", "The next call connects again.")
+
+        async def report(progress: float, total: float | None, message: str | None) -> None:
+            tell(printable(message[:_REPORT_CHARACTERS]) if message else _fraction(progress, total))
+
         try:
-            result = await self._client.call_tool(tool, dict(arguments))
+            result = await self._client.call_tool(tool, dict(arguments), progress_callback=report)
         except MCPError as error:
             if error.error.code == _CLOSED:
                 self.close()
@@ -99,6 +104,10 @@ class Link:
         except (RuntimeError, ValueError) as error:  # the SDK's words for an answer that breaks the tool's own schema
             raise UpstreamDown(f"{self.name} answered what its own schema forbids") from error
         return _answer(result)
+
+
+def _fraction(progress: float, total: float | None) -> str:
+    return f"{progress:g}" if total is None else f"{progress:g} of {total:g}"
 
 
 async def _listed(client: Client) -> tuple[mcp.Tool, ...]:

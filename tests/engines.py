@@ -1,4 +1,4 @@
-"""Which engines work here, and why not: `local`, `docker`, `compose`, `s3`, `browser`."""
+"""Which engines work here, and why not: `local`, `docker`, `compose`, `s3`, `npm`, `browser`."""
 
 import fcntl
 import functools
@@ -31,6 +31,8 @@ def missing(engine: str) -> str | None:
             return None if os.geteuid() == 0 else "needs root"
         case "s3":
             return _s3()
+        case "npm":
+            return None if shutil.which("npm") else "no npm"
         case "browser":
             return None if shutil.which("chromium") else "no chromium"
     return f"no test knows the engine {engine!r} yet"

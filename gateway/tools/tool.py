@@ -41,7 +41,8 @@ class ResultReader(Protocol):
 class ToolContext:
     """What a tool may use. `sandbox()` opens the session's sandbox at the first use. `timeout_seconds` is the limit of
     this call when it names none itself, `max_timeout_seconds` the most it may ask for. `job_offsets` is the session's:
-    up to where each job's output was shown."""
+    up to where each job's output was shown. `tell` shows a line to whoever watches the call; it is no part of the
+    result."""
 
     session: SessionInfo
     call_id: str
@@ -53,6 +54,7 @@ class ToolContext:
     timeout_seconds: float
     max_timeout_seconds: float
     job_offsets: MutableMapping[str, int]
+    tell: Callable[[str], None]
 
 
 class Tool(Protocol):

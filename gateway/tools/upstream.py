@@ -45,7 +45,7 @@ class UpstreamTool:
 
         try:
             with anyio.fail_after(min(self.upstream.timeout_seconds, ctx.max_timeout_seconds)):
-                answer = await link.call(self.offered.remote, arguments)
+                answer = await link.call(self.offered.remote, arguments, ctx.tell)
         except UpstreamDown as down:
             return Outcome("failed", code="upstream_unavailable", message=down.message, remedy=down.remedy)
         except MCPError as error:

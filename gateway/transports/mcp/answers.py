@@ -65,11 +65,11 @@ def refused(problem: Problem) -> mcp.CallToolResult:
     return mcp.CallToolResult(content=[mcp.TextContent(type="text", text=printable(text))], is_error=True)
 
 
-def error(problem: Problem) -> MCPError:
+def error(problem: Problem, **data: str) -> MCPError:
     """The same for requests that are no calls; -32602 is the specification's code for a resource that is not there."""
     code = mcp.INVALID_PARAMS if problem.status < 500 else mcp.INTERNAL_ERROR
     text = f"{problem.message}. {problem.remedy}".strip()
-    return MCPError(code, printable(text), {"code": problem.code})
+    return MCPError(code, printable(text), {"code": problem.code, **data})
 
 
 def bounded(text: str) -> str:

@@ -1,5 +1,6 @@
 """The MCP server: handlers over the Gateway. A handler never raises anything but MCPError, whose text is ours."""
 
+import contextlib
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -38,6 +39,7 @@ KEEPALIVE_SECONDS: Final = 5.0
 """A call that says nothing still reports that it runs, so that no client gives up."""
 REPORT_SECONDS: Final = 0.1
 REPORT_CHARACTERS: Final = 500
+MOST_SAID: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +96,10 @@ class Handlers:
     async def read_resource(self, ctx: Context, params: mcp.ReadResourceRequestParams) -> mcp.ReadResourceResult:
         session = self.asker(ctx).session
         results = SessionResults(session.id, self.gateway.shelf)
-        content = await resources.contents(session, results, str(params.uri))
+        try:
+            content = await resources.contents(session, results, str(params.uri))
+        except Problem as problem:
+            raise answers.error(problem, uri=str(params.uri)) from None
         return mcp.ReadResourceResult(contents=[content], ttl_ms=0, cache_scope="private")
 
 
@@ -137,18 +142,33 @@ async def _awaited(active: ActiveCall) -> ToolResult:
 
 
 async def _reported(ctx: Context, active: ActiveCall) -> ToolResult:
-    """The result, with a report now and then: seconds so far, and what the program has just printed."""
+    """The result, with reports: seconds so far, and what the program has just printed or the tool says."""
+    started, last = anyio.current_time(), 0.0
+    said, heard = anyio.create_memory_object_stream[str](MOST_SAID)
 
-    async def report() -> None:
-        started = anyio.current_time()
+    async def report(message: str) -> None:
+        nonlocal last
+        last = max(last + 0.001, round(anyio.current_time() - started, 3))  # it must increase
+        await ctx.session.report_progress(last, message=message or "running")
+
+    async def report_output() -> None:
         async for event in output_events(active, {}, KEEPALIVE_SECONDS):
             text = event.data.decode(errors="replace") if isinstance(event, OutputEvent) else ""
-            message = printable(text[-REPORT_CHARACTERS:], keep="\n\t") or "running"
-            await ctx.session.report_progress(round(anyio.current_time() - started, 3), message=message)
+            await report(printable(text[-REPORT_CHARACTERS:], keep="\n\t"))
             await anyio.sleep(REPORT_SECONDS)
 
-    async with _ends_with_its_client(active), active, anyio.create_task_group() as tasks:
-        tasks.start_soon(report)
+    async def report_said() -> None:
+        async for message in heard:
+            await report(message)
+
+    def hear(message: str) -> None:
+        with contextlib.suppress(anyio.WouldBlock):  # a client that is slow misses some
+            said.send_nowait(message)
+
+    active.listeners.append(hear)
+    async with _ends_with_its_client(active), active, said, heard, anyio.create_task_group() as tasks:
+        tasks.start_soon(report_output)
+        tasks.start_soon(report_said)
         result = await active.wait()
         tasks.cancel_scope.cancel()
     return result

@@ -1,0 +1,1 @@
+"""The official MCP conformance suite, run through the gateway in front of a server of ours."""
