@@ -162,9 +162,9 @@ async def _run(work: Callable[[], Any]) -> None:
 
 def _own(ctx: HookContext) -> HookContext:
     """The context with a call of the hook's own, so that what it changes in place changes nothing."""
-    call = ctx.call
-    copies = {"arguments": _copied(call.arguments), "original_arguments": _copied(call.original_arguments)}
-    return replace(ctx, call=call.model_copy(update=copies))
+    arguments = {"arguments": _copied(ctx.call.arguments), "original_arguments": _copied(ctx.call.original_arguments)}
+    call = ctx.call.model_copy(update=arguments)
+    return HookContext(ctx.session, call, ctx.tools, ctx.sandbox, ctx.turn, ctx.body)  # `replace` takes twice as long
 
 
 def _copied(value: Any) -> Any:
@@ -242,8 +242,12 @@ def _same_call(old: ToolResult, new: ToolResult) -> bool:
 
 
 def _word(decision: object) -> str:
-    changes = isinstance(decision, Continue | Accept) and decision not in (Continue(), Accept())
-    return "rewrite" if changes else type(decision).__name__.lower()
+    match decision:
+        case Continue(arguments=None, result=None, user_content=None):
+            return "continue"
+        case Continue() | Accept(replacement=str() | tuple()):
+            return "rewrite"
+    return type(decision).__name__.lower()
 
 
 def _reason(decision: object) -> str:

@@ -84,14 +84,14 @@ class Registered:
         if self.hanging >= HANGING_THREADS:
             raise HookBroken(self.name, f"not called: {self.hanging} earlier calls of it still hang")
         try:
-            with anyio.fail_after(self.timeout_seconds):
+            # `fail_after` takes half as long again
+            with anyio.CancelScope(deadline=anyio.current_time() + self.timeout_seconds):
                 if method.is_async:
                     return await method.bound(ctx)(ctx, value)
                 return await self._in_thread(functools.partial(method.bound(ctx), ctx, value))
-        except TimeoutError:
-            raise HookBroken(self.name, f"no answer within {self.timeout_seconds:g} s") from None
         except Exception as error:  # strangers' code: whatever it raises is a broken hook
             raise self._raised(error, point, ctx) from error
+        raise HookBroken(self.name, f"no answer within {self.timeout_seconds:g} s")
 
     async def _in_thread(self, work: Callable[[], Any]) -> Any:
         running = abandoned = False

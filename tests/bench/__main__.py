@@ -18,6 +18,7 @@ from rich.table import Table
 from tests.bench.approvals import measure_approvals
 from tests.bench.docker import measure_docker
 from tests.bench.figures import Figure, at_most, shown
+from tests.bench.hooks import measure_hooks
 from tests.bench.http import measure_floods, measure_http
 from tests.bench.peers.run import measure_peers
 from tests.bench.sandbox import measure_sandbox
@@ -29,6 +30,7 @@ LATEST = ROOT / ".bench" / "latest.json"
 def main() -> int:
     sections = {
         "sandbox": measure_sandbox,
+        "hooks": measure_hooks,
         "docker": measure_docker,
         "http": measure_http,
         "floods": measure_floods,
