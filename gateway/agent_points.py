@@ -19,7 +19,7 @@ from gateway.models import (
     TurnRequest,
     TurnWord,
 )
-from gateway.pipeline import MOST_REASON, Check, Pipeline, Trail, asked
+from gateway.pipeline import MOST_REASON, Check, Pipeline, Trail
 from gateway.sandbox_view import SandboxView
 from gateway.sessions import Session
 from gateway.turns import Turn
@@ -91,7 +91,7 @@ class AgentPoints:
                 tools=session.tools,
                 sandbox=SandboxView(session.sandbox, is_executable=session.kind.opens),
             )
-            decision = await asked(one, point, ctx, value.model_copy(deep=True), check, trail)
+            decision = await self.pipeline.ask(one, point, ctx, value.model_copy(deep=True), check, trail)
             match decision:
                 case Continue(user_content=content) if content is not None:
                     value = value.model_copy(update={"user_content": content})

@@ -52,6 +52,7 @@ from gateway.tools.results import RESULT_TOOLS
 from gateway.tools.sandbox import SANDBOX_TOOLS, CommandTool, need_of
 from gateway.tools.tool import Tool
 from gateway.tools.upstream import UpstreamTool
+from gateway.tracing import configured_spans
 from gateway.upstreams import Offered, Upstream, Upstreams
 from gateway.workspace import WorkspaceHooks, check_seed
 from sandboxes import (
@@ -332,7 +333,9 @@ async def built_gateway(settings: Settings, folder: Path, state: State) -> Async
         sessions=Sessions(settings.server.sessions),
         places=places,
         profiles=ConfiguredProfiles(settings, folder, kinds, places, hooks, toolbox, workspace),
-        runner=CallRunner(Pipeline(hooks), toolbox, approvals, offload, shelf, SpoolFolder(state.folder / "spool")),
+        runner=CallRunner(
+            Pipeline(hooks, configured_spans()), toolbox, approvals, offload, shelf, SpoolFolder(state.folder / "spool")
+        ),
         approvals=approvals,
         redaction=redaction,
         shelf=shelf,

@@ -43,6 +43,7 @@ from gateway.sessions import RETRY_SECONDS, SandboxPlaces, Session, Sessions, ne
 from gateway.shelf import Shelf
 from gateway.signing import SignedUrls
 from gateway.terminals import SHELL, SHELL_ENV, SessionTerminal
+from gateway.tracing import ended
 from gateway.upstreams import Upstreams
 from sandboxes import TERMINALS, Pool, Probe, SandboxError, SandboxKind, TerminalSize
 
@@ -496,12 +497,14 @@ class Gateway:
         """One call, from its accepted record to its terminal one."""
         trail: Trail = []
         started = time.perf_counter()
-        try:
-            end = await self.runner.run(session, active, trail)
-        except Exception:
-            logger.exception("call %s of session %s", active.call.id, session.id)
-            fault = Fault(code="internal", message="the gateway failed", remedy="Its log has the reason.")
-            end = Terminal(active.call, without_output(active.call, "internal", fault), trail)
+        with self.runner.pipeline.spans.call(active.call) as span:
+            try:
+                end = await self.runner.run(session, active, trail)
+            except Exception:
+                logger.exception("call %s of session %s", active.call.id, session.id)
+                fault = Fault(code="internal", message="the gateway failed", remedy="Its log has the reason.")
+                end = Terminal(active.call, without_output(active.call, "internal", fault), trail)
+            ended(span, end.result.status, failed=end.result.is_error)
         duration = round((time.perf_counter() - started) * 1000, 3)
         end = self.redaction.terminal(end)
         end = replace(

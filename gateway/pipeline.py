@@ -37,6 +37,7 @@ from gateway.hooks.hook import (
 from gateway.hooks.registered import Context, HookBroken, Registered
 from gateway.matching import matches
 from gateway.models import Arguments, DecisionRecord, Question, Stream, ToolResult
+from gateway.tracing import Spans, ended
 from sandboxes import Sink
 
 logger = logging.getLogger(__name__)
@@ -71,11 +72,20 @@ Validate = Callable[[Arguments], str | None]
 Trail = list[DecisionRecord]
 
 
+@dataclass(frozen=True, slots=True)
+class Check(Generic[Decision]):
+    """What a point takes for a decision: `read` gives None for anything else; `passes` is that of an open hook."""
+
+    read: Callable[[Any], Decision | None]
+    passes: Decision
+
+
 class Pipeline:
     """The hooks of one gateway, in their order. Use `warm_up` before the first call and `aclose` after the last."""
 
-    def __init__(self, hooks: Sequence[Registered]) -> None:
+    def __init__(self, hooks: Sequence[Registered], spans: Spans | None = None) -> None:
         self.hooks = tuple(hooks)
+        self.spans = spans or Spans()
         self.matching = functools.lru_cache(maxsize=1024)(self._matching)  # several times a call
         self._warm: list[Hook] = []
 
@@ -122,7 +132,7 @@ class Pipeline:
         for one in self.matching(ctx.call.tool, "pre_tool_call"):
             own = _own(ctx)
             try:
-                decision = await asked(one, "pre_tool_call", own, own.call, _BEFORE, trail)
+                decision = await self.ask(one, "pre_tool_call", own, own.call, _BEFORE, trail)
             except HookBroken as broken:
                 return Stopped("hook", str(broken), ctx.call.arguments)
             match decision:
@@ -143,9 +153,30 @@ class Pipeline:
             if given.structured is not None:
                 given = given.model_copy(update={"structured": _copied(given.structured)})
             check = Check(functools.partial(_after, given=given), Continue())
-            decision = await asked(one, "post_tool_call", _own(ctx), given, check, trail)
+            decision = await self.ask(one, "post_tool_call", _own(ctx), given, check, trail)
             result = decision.result or result
         return result
+
+    async def ask(
+        self, one: Registered, point: str, ctx: Context, value: Any, check: Check[Decision], trail: Trail
+    ) -> Decision:
+        """One hook's decision, recorded. Raises HookBroken."""
+        with self.spans.hook(one.name, type(one.hook).__name__, point, ctx) as span:
+            started = time.perf_counter()
+            try:
+                answer = await one.ask(point, ctx, value)
+                if (decision := check.read(answer)) is None:
+                    raise HookBroken(one.name, f"{_shown(answer)} is not a decision of {point}")
+            except HookBroken as broken:
+                trail.append(_record(one.name, point, f"broken ({one.on_failure})", broken.why, started))
+                ended(span, "broken", failed=True)
+                if one.on_failure == "open":
+                    return check.passes
+                raise
+            record = _record(one.name, point, _word(decision), _reason(decision), started)
+            trail.append(record)
+            ended(span, record.decision, failed=False)
+        return decision
 
     def filtered(self, ctx: HookContext, stream: Stream, sink: Sink, trail: Trail) -> "Filtered | None":
         """A sink that passes bytes through every matching `filter_output` to `sink`; None where no hook filters."""
@@ -174,32 +205,6 @@ def _copied(value: Any) -> Any:
     if isinstance(value, list):
         return [_copied(one) for one in value]
     return value
-
-
-@dataclass(frozen=True, slots=True)
-class Check(Generic[Decision]):
-    """What a point takes for a decision: `read` gives None for anything else; `passes` is that of an open hook."""
-
-    read: Callable[[Any], Decision | None]
-    passes: Decision
-
-
-async def asked(
-    one: Registered, point: str, ctx: Context, value: Any, check: Check[Decision], trail: Trail
-) -> Decision:
-    """One hook's decision, recorded. Raises HookBroken."""
-    started = time.perf_counter()
-    try:
-        answer = await one.ask(point, ctx, value)
-        if (decision := check.read(answer)) is None:
-            raise HookBroken(one.name, f"{_shown(answer)} is not a decision of {point}")
-    except HookBroken as broken:
-        trail.append(_record(one.name, point, f"broken ({one.on_failure})", broken.why, started))
-        if one.on_failure == "open":
-            return check.passes
-        raise
-    trail.append(_record(one.name, point, _word(decision), _reason(decision), started))
-    return decision
 
 
 def _shown(answer: Any) -> str:
