@@ -5,7 +5,6 @@ import logging
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final
 
 import anyio
 
@@ -19,6 +18,7 @@ from gateway.hooks.permission import Ruling
 from gateway.hooks.registered import HookBroken
 from gateway.journal import Terminal
 from gateway.models import (
+    DID_NOT_RUN,
     STREAMS,
     Approval,
     Arguments,
@@ -53,7 +53,6 @@ logger = logging.getLogger(__name__)
 
 HOOK_RESULT_BYTES = 1 << 20
 """How much of one stream a post hook sees in the result itself; the rest is in `ctx.body`."""
-DID_NOT_RUN: Final = frozenset({"skipped", "denied", "pending", "expired", "invalid", "hook"})
 OVERRUN_SECONDS = 5.0
 """A tool that should have ended by itself is cut off this long after its limit."""
 
@@ -127,7 +126,7 @@ class CallRunner:
             active.call = call
         result = await build_result(call, outcome, active.spools, HOOK_RESULT_BYTES)
         raw = _raw_digest(active.spools)
-        if outcome.status in DID_NOT_RUN:
+        if outcome.status == "hook" or outcome.status in DID_NOT_RUN:
             return Terminal(call, result, trail, raw)
         if failure is None:
             try:

@@ -1,5 +1,6 @@
 """The values that travel: tool calls, their results, sessions. Frozen, and strict about unknown fields."""
 
+import time
 from typing import Annotated, Any, Final, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
@@ -31,6 +32,9 @@ NOT_AN_ERROR: Final = frozenset({"ok", "exit", "skipped"})
 
 OUTPUT_STATUSES: Final = frozenset({"ok", "exit", "failed", "signal", "timeout", "oom"})
 """Statuses with a program's output: only these are ever offloaded."""
+
+DID_NOT_RUN: Final = frozenset({"skipped", "denied", "pending", "expired", "invalid"})
+"""Statuses of calls whose tool was never started. A `hook` may have broken before or after."""
 
 Stream = Literal["stdout", "stderr"]
 Part = Literal["stdout", "stderr", "structured", "media"]
@@ -351,13 +355,15 @@ class OpenedSession(Wire):
 
 
 class DecisionRecord(Wire):
-    """What one hook, rule or the offloading said about a call, and how long it took."""
+    """What one hook, rule or the offloading said about a call, how long it took, and when it was said (seconds since
+    1970)."""
 
     hook: str
     point: str
     decision: str
     reason: str = ""
     duration_ms: float = 0.0
+    at: float = Field(default_factory=time.time)
 
 
 class Question(Wire):

@@ -21,7 +21,7 @@ from gateway.cli.output import (
 )
 from gateway.cli.remote import ask, find_session
 from gateway.client import Client, Session
-from gateway.models import NOT_AN_ERROR, CallRecord
+from gateway.models import DID_NOT_RUN, NOT_AN_ERROR, CallRecord, DecisionRecord
 from gateway.text import printable
 
 PAGE: Final = 1000
@@ -104,29 +104,48 @@ def _short(value: Any) -> str:
 
 
 def timeline(record: CallRecord) -> Iterator[Text]:
-    """One call from its arrival to its answer, a line an event."""
+    """One call from its arrival to its answer, a line an event, with the time since it was accepted."""
     asked = "" if record.requested_tool == record.tool else f", asked for as {printable(record.requested_tool)}"
     yield Text.assemble((printable(f"{record.id} {record.tool}"), "bold"), f"{asked}, session {record.session_id}")
     for name, value in (("call_id", record.call_id), ("turn_id", record.turn_id)):
         if value is not None:
-            yield _event(name, value)
-    yield _event("accepted", time_text(record.accepted))
-    yield _event("asked", jsonlib.dumps(record.original_arguments, ensure_ascii=False))
-    if record.arguments != record.original_arguments:
-        yield _event("in force", jsonlib.dumps(record.arguments, ensure_ascii=False))
-    for one in record.decisions:
-        reason = f": {one.reason}" if one.reason else ""
-        yield _event(one.hook, f"{one.decision} at {one.point}{reason} ({duration_text(one.duration_ms)})")
+            yield _event("", name, value)
+    yield _event("", "accepted", time_text(record.accepted))
+    yield _event("", "asked", jsonlib.dumps(record.original_arguments, ensure_ascii=False))
+    before = [one for one in record.decisions if one.point == "pre_tool_call"]
+    yield from _decided(record, before)
+    if record.arguments not in (None, record.original_arguments):
+        yield _event("", "in force", jsonlib.dumps(record.arguments, ensure_ascii=False))
     if record.status is None:
-        yield _event("running", "not finished yet")
+        yield _event("", "running", "not finished yet")
         return
-    yield Text.assemble(f"  {'ended':<12} ", _status(record), f" after {_took(record)}")
+    if record.status not in DID_NOT_RUN and not any(one.decision == "broken (closed)" for one in before):
+        yield _event("", "ran", record.tool)
+    yield from _decided(record, [one for one in record.decisions if one not in before])
+    yield (
+        _event(_since(record, record.finished), "ended", "")
+        .append_text(_status(record))
+        .append(f" after {_took(record)}")
+    )
     if record.error is not None:
         remedy = f" {record.error.remedy}" if record.error.remedy else ""
-        yield _event("why", f"{record.error.code}: {record.error.message}.{remedy}")
+        yield _event("", "why", f"{record.error.code}: {record.error.message}.{remedy}")
     for reference in record.references:
-        yield _event(reference.stream, f"{size_text(reference.bytes)} {reference.media_type}, {reference.reference}")
+        yield _event(
+            "", reference.stream, f"{size_text(reference.bytes)} {reference.media_type}, {reference.reference}"
+        )
 
 
-def _event(name: str, text: str) -> Text:
-    return Text(f"  {printable(name):<12} {printable(text)}")
+def _decided(record: CallRecord, decisions: Sequence[DecisionRecord]) -> Iterator[Text]:
+    for one in decisions:
+        reason = f": {one.reason}" if one.reason else ""
+        took = f" ({duration_text(one.duration_ms)})" if one.duration_ms else ""
+        yield _event(_since(record, one.at), one.hook, f"{one.decision} at {one.point}{reason}{took}")
+
+
+def _since(record: CallRecord, at: float | None) -> str:
+    return "" if at is None else f"+{duration_text(max(0.0, at - record.accepted) * 1000)}"
+
+
+def _event(since: str, name: str, text: str) -> Text:
+    return Text(f"  {since:>8}  {printable(name):<12} {printable(text)}")

@@ -268,6 +268,7 @@ def test_calls_shows_one_call_as_a_timeline(gateway: Serving) -> None:
         "in force",
         '"timeout_s": 1',
         "offload      stored at post_tool_call: 0001-bash-stdout",
+        "ran          bash",
         "ended        ok after",
         f"sandgate://{session}/results/0001-bash-stdout",
     ):
