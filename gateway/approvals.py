@@ -10,17 +10,19 @@ from typing import Final
 
 import anyio
 
-from gateway.errors import NotFound, Unprocessable
+from gateway.errors import NotFound, TooMany, Unprocessable
 from gateway.journal import Journal
 from gateway.models import Approval, ApprovalDecision, ApprovalState, Arguments, Question, ToolCall
 
+MOST_WAITING: Final = 1000
+"""How many approvals of one session may wait: each keeps its arguments whole."""
 CLOCK_GRAIN_SECONDS: Final = 0.01
 """A timer may end that much before the clock of the wall says so."""
 
 
 @dataclass(frozen=True, slots=True)
 class ApprovalTimes:
-    """How long a call waits for a decision, and how long an approval can be decided at all."""
+    """How long a call waits for a decision, and how long an approval can be decided at all, and then be used."""
 
     wait_seconds: float = 55.0
     expires_seconds: float = 3600.0
@@ -51,11 +53,11 @@ class Approvals:
         """Ask, or take up what was asked before for the same call, and wait for the decision.
 
         What comes back is `waiting` where nobody decided within `wait_seconds`; anything else was given to this call.
-        A call that is cancelled while it waits ends its approval.
+        A call that is cancelled while it waits ends its approval. Raises TooMany.
         """
         digest = arguments_digest(call.arguments)
         while True:
-            id = await self._earlier(call, digest) or self._new(call, digest, original, questions)
+            id = await self._earlier(call, digest) or await self._new(call, digest, original, questions)
             with self._claimed(id) as decided:
                 try:
                     approval = await self._decision(id, decided)
@@ -78,7 +80,13 @@ class Approvals:
                 return one.id
         return None
 
-    def _new(self, call: ToolCall, digest: str, original: Arguments, questions: Sequence[Question]) -> str:
+    async def _new(self, call: ToolCall, digest: str, original: Arguments, questions: Sequence[Question]) -> str:
+        if await self._journal.count_waiting(call.session_id) >= MOST_WAITING:
+            raise TooMany(
+                f"{MOST_WAITING:,} calls of this session wait for a decision already",
+                "Wait until some are decided.",
+                code="too_many_approvals",
+            )
         expires = time.time() + self._times.expires_seconds
         id = self._journal.add_approval(call, digest, original, questions, expires)
         self._tell()
@@ -147,6 +155,7 @@ class Approvals:
         done = self._journal.decide_approval(
             approval,
             "allowed" if allowed else "denied",
+            expires=time.time() + self._times.expires_seconds,
             scope=decision.scope if allowed else "once",
             edited=decision.arguments if allowed else None,
             reason=_reason(decision),

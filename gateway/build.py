@@ -20,7 +20,7 @@ from gateway.execution import CallRunner
 from gateway.gateway import Gateway, GatewayOptions, Profiles
 from gateway.hooks.hook import AGENT_POINTS, FILTER, POINTS, Hook
 from gateway.hooks.offload import Offload, Rule, Rules
-from gateway.hooks.permission import Permissions, session_policy
+from gateway.hooks.permission import PermissionPolicy, Permissions, session_policy
 from gateway.hooks.redact import Redaction
 from gateway.hooks.registered import Registered
 from gateway.inputs import SessionInput, check_distinct, parsed_inputs
@@ -206,6 +206,8 @@ class ConfiguredProfiles(Profiles):
         policies = [self._settings.policy(profile)]
         if request.permission is not None:
             policies.append(session_policy(request.permission))
+            if wrong := unknown_in(policies[-1], self._toolbox):
+                raise Unprocessable(f"permission: {wrong}", "Mend the rule, so that it applies.")
         network = request.network or profile.network
         if network == "open" and profile.network == "none":
             raise Unprocessable("network: 'open' is wider than the profile's 'none'")
@@ -386,6 +388,9 @@ def check_configuration(settings: Settings, folder: Path) -> None:
     """Import all hooks and tools, and look at what profiles name, as the start does. Raises SettingsError."""
     toolbox = build_toolbox(settings, folder, build_hooks(settings, folder))
     Rules([Rule(one.tools, build_policy(one, folder)) for one in settings.offload.rules], toolbox.names)
+    for name, policy in settings.permissions.items():
+        if wrong := unknown_in(policy, toolbox):
+            raise SettingsError(f"permissions.{name}: {wrong}", "Mend the rule, so that it applies.")
     for name, profile in settings.profiles.items():
         for pattern in profile.tools:
             if pattern != "*" and not profile.upstreams and not toolbox.definitions([pattern]):
@@ -395,6 +400,21 @@ def check_configuration(settings: Settings, folder: Path) -> None:
                 )
         check_seed(name, profile, folder)
     build_sandbox_hooks(settings, folder)
+
+
+def unknown_in(policy: PermissionPolicy, toolbox: Toolbox) -> str:
+    """What rules name that is not there, so that they would never apply. What upstreams offer (`a__b`) is not known."""
+    for rule in policy.rules:
+        if any("__" in pattern for pattern in rule.tools):
+            continue
+        for pattern in rule.tools:
+            if not toolbox.definitions([pattern]):
+                return f"{pattern!r} matches no tool{nearest(pattern, toolbox.names)}"
+        known = {name for one in toolbox.definitions(rule.tools) for name in one.parameters.get("properties", {})}
+        for name in (name for pattern in rule.patterns if isinstance(pattern, dict) for name in pattern):
+            if name not in known:
+                return f"no tool of {', '.join(rule.tools)} has an argument {name!r}{nearest(name, known)}"
+    return ""
 
 
 def build_hooks(settings: Settings, folder: Path) -> list[Registered]:

@@ -11,7 +11,7 @@ import anyio
 from gateway.answer import bounded, build_result
 from gateway.approvals import Approvals
 from gateway.calls import ActiveCall
-from gateway.errors import Problem
+from gateway.errors import Problem, TooMany
 from gateway.hooks.hook import HookContext
 from gateway.hooks.offload import Offload
 from gateway.hooks.permission import Ruling
@@ -36,6 +36,7 @@ from gateway.outcomes import (
     invalid,
     stopped_outcome,
     unapproved_outcome,
+    unknown_tool,
     without_output,
 )
 from gateway.pipeline import Pipeline, Stopped, Trail
@@ -139,14 +140,7 @@ class CallRunner:
     async def _judged(self, session: Session, call: ToolCall, trail: Trail) -> "Judged":
         """Validation, hooks before, permission."""
         if self.toolbox.get(call.tool) is None or call.tool not in session.tool_names:
-            return Judged(
-                call,
-                invalid(
-                    "unknown_tool",
-                    f"no such tool: {call.tool[:200]}",
-                    f"This session has: {', '.join(one.name for one in session.tools)}.",
-                ),
-            )
+            return Judged(call, unknown_tool(call, session.tools))
         try:
             arguments = await resolved(call.arguments, SessionResults(session.id, self.shelf))
         except Problem as problem:
@@ -173,14 +167,19 @@ class CallRunner:
 
     async def _approved(self, session: Session, judged: "Judged", trail: Trail) -> "Judged":
         """Let a person decide; arguments that they edited are checked as the first ones were, hooks aside."""
-        started = time.perf_counter()
-        approval = await self.approvals.ask(judged.call, judged.asked, judged.questions)
+        call, started = judged.call, time.perf_counter()
+        try:
+            approval = await self.approvals.ask(call, judged.asked, judged.questions)
+        except TooMany as problem:
+            return Judged(call, Outcome("denied", code=problem.code, message=problem.message, remedy=problem.remedy))
         trail.append(_answered(approval, started))
         if approval.state != "allowed":
-            return Judged(judged.call, unapproved_outcome(approval))
+            return Judged(call, unapproved_outcome(approval))
+        if self.toolbox.get(call.tool) is None:  # an upstream took it back meanwhile
+            return Judged(call, unknown_tool(call, session.tools))
         if not isinstance(approval.edited_arguments, dict):
-            return Judged(judged.call)
-        call = judged.call.model_copy(update={"arguments": approval.edited_arguments})
+            return Judged(call)
+        call = call.model_copy(update={"arguments": approval.edited_arguments})
         if wrong := self.toolbox.wrong(call.tool, call.arguments):
             return Judged(call, invalid("invalid_arguments", f"edited by {approval.id}: {wrong}", "Ask again."))
         ruling = await session.permissions.decide(call.tool, call.arguments, call.arguments)

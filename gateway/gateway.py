@@ -334,7 +334,6 @@ class Gateway:
                 await active.done.wait()
             if session.terminal is not None:
                 await session.terminal.aclose()
-            await self.approvals.end_session(session.id)
             self.upstreams.end(session.id)
             try:
                 report = await session.end(state, reason)
@@ -346,6 +345,7 @@ class Gateway:
             session.state, session.close_report = state, report
             session.closed.set()
             self.journal.end_session(report, time.time())  # where it fails, the next start closes it again
+            await self.approvals.end_session(session.id)
         return report
 
     async def probes(self) -> list[Probe]:
@@ -569,12 +569,13 @@ class Gateway:
         """Take a person's answer. Edited arguments are checked here as they are when they run, so that whoever edits
         them sees what is wrong. Raises NotFound, Unprocessable."""
         approval = await self.approvals.get(id)
+        session = self.sessions.find(Principal("operator"), approval.session_id)
         if decision.decision == "allow" and decision.arguments is not None:
-            await self._check_edited(approval, decision.arguments)
+            await self._check_edited(session, approval, decision.arguments)
+        session.last_used = time.time()  # the agent has its time to make the call again
         return await self.approvals.decide(approval, decision)
 
-    async def _check_edited(self, approval: Approval, arguments: Arguments) -> None:
-        session = self.sessions.find(Principal("operator"), approval.session_id)
+    async def _check_edited(self, session: Session, approval: Approval, arguments: Arguments) -> None:
         if self.runner.toolbox.get(approval.tool) is None:
             raise Unprocessable(f"there is no tool {approval.tool} any more", "Deny it.")
         if wrong := self.runner.toolbox.wrong(approval.tool, arguments):

@@ -430,11 +430,12 @@ class Journal:
         """Those that a call may still use, grants for the session first, then the oldest first."""
         return await self._read(
             self._approvals,
-            "session_id = ? AND tool = ? AND digest = ? AND (used IS NULL OR (state, scope) = ('allowed', 'session'))"
-            " ORDER BY scope DESC, number",
+            "session_id = ? AND tool = ? AND digest = ? AND ((state, scope) = ('allowed', 'session')"
+            " OR used IS NULL AND (state IN ('waiting', 'expired') OR expires > ?)) ORDER BY scope DESC, number",
             session_id,
             tool,
             digest,
+            time.time(),
         )
 
     async def approvals(self, state: ApprovalState | None, after: int, limit: int) -> list[Approval]:
@@ -450,6 +451,10 @@ class Journal:
             )
         )
 
+    async def count_waiting(self, session_id: str) -> int:
+        row = await self._one("SELECT COUNT(*) FROM approvals WHERE session_id = ? AND state = 'waiting'", session_id)
+        return int(row[0]) if row else 0
+
     def claim_approval(self, id: str, call_id: str) -> None:
         """Note which call waits for it now."""
         self._write_one("UPDATE approvals SET call_id = ? WHERE number = ?", (call_id, _number(id)))
@@ -459,15 +464,17 @@ class Journal:
         approval: Approval,
         state: ApprovalState,
         *,
+        expires: float,
         scope: ApprovalScope = "once",
         edited: Arguments | None = None,
         reason: str = "",
     ) -> bool:
-        """Decide one that waits, once; False where it was decided already, or had expired by now."""
+        """Decide one that waits, once; `expires` is when a call can have that no more. False where it was decided
+        already, or had expired by now."""
         now = time.time()
         changed = self._write_one(
             "UPDATE approvals SET state = ?, scope = ?, edited_arguments = ?, reason = ?, arguments = ?, decided = ?,"
-            " revision = ? WHERE number = ? AND state = 'waiting' AND expires > ?",
+            " expires = ?, revision = ? WHERE number = ? AND state = 'waiting' AND expires > ?",
             (
                 state,
                 scope,
@@ -475,6 +482,7 @@ class Journal:
                 reason,
                 self._kept(approval.arguments),
                 now,
+                expires,
                 self._next_revision(),
                 _number(approval.id),
                 now,

@@ -381,8 +381,8 @@ class Approval(Wire):
     """A call that a person must let run. It stands for one session, tool and final arguments, whichever call asks.
 
     `arguments` are whole while it waits, then as in a CallRecord; `original_arguments` are there where a hook changed
-    them. Times in seconds since 1970: after `expires` nobody can decide, `used` says when a call got the decision.
-    `revision` grows with every change of any approval.
+    them. Times in seconds since 1970: after `expires` nobody can decide, or use what was decided once; `used` says when
+    a call got the decision. `revision` grows with every change of any approval.
     """
 
     id: str

@@ -2,11 +2,12 @@
 
 import errno
 import logging
+from collections.abc import Sequence
 
 from gateway.errors import Problem, SandgateError, Unavailable, Unprocessable
 from gateway.hooks.permission import Ruling
 from gateway.journal import pending_fault
-from gateway.models import Approval, Fault, ToolCall, ToolResult
+from gateway.models import Approval, Fault, ToolCall, ToolDefinition, ToolResult
 from gateway.pipeline import Stopped
 from gateway.tools.tool import Outcome
 from sandboxes import (
@@ -33,6 +34,14 @@ def without_output(call: ToolCall, status: str, fault: Fault) -> ToolResult:
 
 def invalid(code: str, message: str, remedy: str) -> Outcome:
     return Outcome("invalid", code=code, message=message, remedy=remedy)
+
+
+def unknown_tool(call: ToolCall, tools: Sequence[ToolDefinition]) -> Outcome:
+    return invalid(
+        "unknown_tool",
+        f"no such tool: {call.tool[:200]}",
+        f"This session has: {', '.join(one.name for one in tools)}.",
+    )
 
 
 def stopped_outcome(stopped: Stopped) -> Outcome:

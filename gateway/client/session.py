@@ -122,17 +122,21 @@ class Session:
         listed = await self._connection._ask(ToolList, "GET", f"{self._path}/tools", params={"format": format})
         return list(listed.tools)
 
-    async def dispatch(self, tool_call: object, *, turn_id: str | None = None) -> dict[str, Any]:
+    async def dispatch(
+        self, tool_call: object, *, turn_id: str | None = None, approval_seconds: float = 0
+    ) -> dict[str, Any]:
         """Run what a model asked for, and give what its API wants back.
 
         Takes OpenAI's `function_call` item (Responses) or tool call (Chat Completions) or Anthropic's `tool_use`
         block, as dictionary or object; TypeError for anything else. Arguments that are no JSON object are told to the
-        model, and nothing runs. `turn_id` says of which turn it is.
+        model, and nothing runs. `turn_id` says of which turn it is; `approval_seconds` is as in `call`.
         """
         wanted = model_call(tool_call)
         if wanted.arguments is None:
             return wanted.answer("invalid: the arguments are not a JSON object", is_error=True)
-        result = await self.call(wanted.name, wanted.arguments, call_id=wanted.id, turn_id=turn_id)
+        result = await self.call(
+            wanted.name, wanted.arguments, call_id=wanted.id, turn_id=turn_id, approval_seconds=approval_seconds
+        )
         return wanted.answer(result.text, is_error=result.is_error)
 
     @asynccontextmanager

@@ -339,14 +339,55 @@ async def test_expiry_is_no_rejection(state_dir: Path) -> None:
         assert (again.status, len(await gateway.approvals.list(None))) == ("expired", 2)
 
 
-async def test_expiry_after_pending_is_told_to_the_next_same_call(state_dir: Path) -> None:
-    server = {"approval_wait_seconds": 0.01, "approval_expires_seconds": 0.3}
-    async with running(state_dir, **{**ASKS, "server": server}) as gateway:
-        session = await opened(gateway)
-        assert (await called(gateway, session, "bash", command="true")).status == "pending"
-        [approval] = await gateway.approvals.list(None)
-        await anyio.sleep(approval.expires - time.time() + 0.01)  # its time is what is tested
-        assert (await called(gateway, session, "bash", command="true")).status == "expired"
+async def test_expiry_after_pending_is_told_to_the_next_same_call(impatient: Gateway) -> None:
+    session = await opened(impatient)
+    assert (await called(impatient, session, "bash", command="true")).status == "pending"
+    time_is_over(impatient)
+    assert (await called(impatient, session, "bash", command="true")).status == "expired"
+    assert (await called(impatient, session, "bash", command="true")).status == "pending"
+
+
+async def test_decision_that_nobody_used_lapses(impatient: Gateway) -> None:
+    """R82: what was allowed long ago lets nothing run; the same call asks again."""
+    session = await opened(impatient)
+    await called(impatient, session, "bash", command="true")
+    [approval] = await asked(impatient)
+    assert (await decide(impatient, approval)).expires > approval.expires
+    time_is_over(impatient)
+    assert (await called(impatient, session, "bash", command="true")).status == "pending"
+    assert len(await impatient.approvals.list(None)) == 2
+
+
+def time_is_over(gateway: Gateway) -> None:
+    """As if every approval had been there for an hour."""
+    gateway.journal._write_one("UPDATE approvals SET expires = ?", (time.time(),))
+
+
+async def test_session_has_a_bound_of_what_waits(impatient: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.approvals.MOST_WAITING", 2)
+    session = await opened(impatient)
+    results = [await called(impatient, session, "bash", command=f"echo {number}") for number in (1, 2, 3, 2)]
+    assert [told(one)[0] for one in results] == ["pending", "pending", "denied", "pending"]
+    assert told(results[2]) == ("denied", "too_many_approvals")
+    assert (await called(impatient, await opened(impatient), "bash", command="true")).status == "pending"
+
+
+async def test_tool_that_is_gone_when_it_is_allowed_does_not_run(asking: Gateway) -> None:
+    session = await opened(asking)
+    active = await start(asking, session, "true")
+    [approval] = await asked(asking)
+    asking.runner.toolbox.remove("bash")
+    await decide(asking, approval)
+    assert told(await active.wait()) == ("invalid", "unknown_tool")
+
+
+async def test_decision_gives_the_agent_its_idle_time_again(impatient: Gateway) -> None:
+    session = await opened(impatient)
+    await called(impatient, session, "bash", command="true")
+    session.last_used -= 600
+    [approval] = await asked(impatient)
+    await decide(impatient, approval)
+    assert time.time() - session.last_used < 60
 
 
 async def test_cancelled_call_ends_its_approval(asking: Gateway) -> None:

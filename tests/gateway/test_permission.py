@@ -12,10 +12,13 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from gateway.build import check_configuration
+from gateway.errors import SettingsError
 from gateway.hooks.permission import MODES, PermissionPolicy, PermissionRule, Permissions, session_policy
 from gateway.hooks.script import MAX_SCRIPT_CHARACTERS, RUNNERS, read_script
 from gateway.matching import words_match
 from gateway.models import Arguments
+from tests.gateway.conftest import settings_of
 
 pytestmark = pytest.mark.anyio
 
@@ -137,6 +140,29 @@ def test_argument_pattern_allows_no_path_that_climbs() -> None:
 def test_a_rule_that_says_nothing_is_refused(rule: dict[str, Any]) -> None:
     with pytest.raises(ValueError):
         PermissionRule.model_validate(rule)
+
+
+@pytest.mark.parametrize(
+    ("rule", "said"),
+    [
+        ({"tools": ["Bash"], "otherwise": "deny"}, "'Bash' matches no tool; did you mean 'bash'?"),
+        ({"tools": ["bash", "writ_*"], "otherwise": "deny"}, "'writ_*' matches no tool; did you mean 'write_file'?"),
+        (
+            {"tools": ["read_file"], "deny": [{"path": "*.env"}]},
+            "no tool of read_file has an argument 'path'; did you mean 'file_path'?",
+        ),
+        ({"tools": ["tickets__close"], "deny": [{"reason": "*"}]}, ""),
+        ({"tools": ["*"], "deny": [{"file_path": "*.env"}]}, ""),
+    ],
+)
+def test_a_rule_that_would_never_apply_is_refused(tmp_path: Path, rule: dict[str, Any], said: str) -> None:
+    settings = settings_of(permissions={"careful": {"rules": [rule]}})
+    if not said:
+        check_configuration(settings, tmp_path)
+        return
+    with pytest.raises(SettingsError) as refused:
+        check_configuration(settings, tmp_path)
+    assert refused.value.message == f"permissions.careful: {said}"
 
 
 @pytest.mark.parametrize("glob", ["(a+)+$", "*a*a*a*a*a*a*a*b", "[a-z]*[a-z]*[a-z]*!", "?*?*?*?*?*b"])
