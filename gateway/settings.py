@@ -6,7 +6,8 @@ import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, Self, TypeGuard, get_origin
+from types import NoneType, UnionType
+from typing import Annotated, Any, Final, Literal, Self, TypeGuard, get_args, get_origin
 
 import platformdirs
 from pydantic import (
@@ -478,11 +479,18 @@ def _keys_beside(location: tuple[int | str, ...]) -> list[str]:
 
 
 def _inside(model: Any, part: int | str) -> Any:
+    """The type of a table's key, or of what a list or a table of free names holds; `| None` is left out."""
     if _is_table(model):
         field = model.model_fields.get(str(part))
-        return field.annotation if field else None
-    arguments = [one for one in getattr(model, "__args__", ()) if one not in (Ellipsis, str)]
+        return _present(field.annotation) if field else None
+    arguments = [one for one in get_args(model) if one not in (Ellipsis, str)]
     return arguments[0] if arguments else None
+
+
+def _present(annotation: Any) -> Any:
+    if not isinstance(annotation, UnionType):
+        return annotation
+    return next(one for one in get_args(annotation) if one is not NoneType)
 
 
 def state_dir(option: Path | None = None) -> Path:

@@ -118,6 +118,9 @@ def test_unknown_variable_is_refused_with_the_nearest(monkeypatch: pytest.Monkey
         ("PROFILES__DEFAULT__KIND", "dokcer", "profiles.default.kind: no such kind 'dokcer'"),
         ("PROFILES__DEFAULT__IMAGE", "x", "profiles.default: 'image' needs kind = 'docker'"),
         ("PROFILES__DEFAULT__LIMITS", "none", "a list or a table is written as JSON"),
+        ("PROFILES__DEFAULT__POOL__MIN", "a", "profiles.default.pool.min: Input should be a valid integer"),
+        ("PROFILES__DEFAULT__POOL__MN", "1", "no such key 'mn'; did you mean 'min'?"),
+        ("PROFILES__DEFAULT__POOL", "1", "profiles.default.pool: Input should be a valid dictionary"),
         ("HOOKS", '[{"use": 1}]', "hooks.0.use: Input should be a valid string"),
     ],
 )
