@@ -228,7 +228,7 @@ class SandboxConformance:
         assert ran.out == b"\xff\0a\0"
 
     async def test_environment_is_only_ours(self, sandbox: Sandbox) -> None:
-        """A12, K20: what the gateway has in its environment is not inside; what a call brings is, once."""
+        """seed-facts 12 row 15, A12, K20: nothing of the gateway's environment is inside; what a call brings is."""
         os.environ["SANDGATE_TEST_CANARY"] = "canary-value"
         try:
             ran = await run(sandbox, "env", env={"GREETING": "hello world"})
@@ -316,7 +316,7 @@ class SandboxConformance:
         assert (await run(sandbox, "cat", "bytes")).out == data
 
     async def test_output_flood_is_counted_and_bounded(self, sandbox: Sandbox) -> None:
-        """A19: 1 GB of output, 1 MB kept, fast, and no memory for it."""
+        """seed-facts 12 row 14. A19: 1 GB of output, 1 MB kept, fast, and no memory for it."""
         await sandbox.write("block", bytes(1_000_000))
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         out = Capture(1 << 20)
@@ -385,7 +385,7 @@ class SandboxConformance:
         assert self.processes(sandbox, "300.121") == []
 
     async def test_timeout_ends_the_children_of_a_shell(self, sandbox: Sandbox) -> None:
-        """R03, R04: not only the leader dies."""
+        """seed-facts 12 row 13. R03, R04: not only the leader dies."""
         ran = await sh(sandbox, "setsid sleep 300.104 & sleep 300.104 & wait", timeout=0.05)
         assert ran.timed_out
         assert self.processes(sandbox, "300.104") == []

@@ -71,6 +71,18 @@ def test_only_package_roots_declare_all() -> None:
     assert declaring == [f"{package}/__init__.py" for package in PACKAGES]
 
 
+def test_each_row_of_the_requirements_is_named_by_a_test() -> None:
+    """The 32 rows of seed-facts 12."""
+    files = [*(ROOT / "tests").rglob("*.py"), ROOT / "sandboxes" / "conformance.py"]
+    named = {
+        int(number)
+        for file in files
+        for rows in re.findall(r"seed-facts 12,? rows? (\d+(?:(?:, | and )\d+)*)|12 row (\d+)", file.read_text())
+        for number in re.findall(r"\d+", " ".join(rows))
+    }
+    assert sorted(set(range(1, 33)) - named) == []
+
+
 def test_client_imports_without_the_server() -> None:
     """The base install has no FastAPI, no jsonschema, no pydantic-settings."""
     script = (

@@ -63,7 +63,7 @@ async def test_timeout_keeps_partial_output_and_kills_the_tree(gateway: Gateway)
 
 
 async def test_after_a_timeout_the_session_goes_on(gateway: Gateway) -> None:
-    """R11."""
+    """seed-facts 12 row 13. R11."""
     session = await opened(gateway)
     assert (await called(gateway, session, "bash", command="cat > x; sleep 60", timeout_s=0.3)).status == "timeout"
     assert (await called(gateway, session, "bash", command="echo fine")).text == "fine"
@@ -144,7 +144,7 @@ async def test_long_arguments_are_kept_as_digest_size_and_head(gateway: Gateway)
 
 
 async def test_same_key_runs_once_and_gets_the_same_answer(gateway: Gateway) -> None:
-    """A63."""
+    """seed-facts 12 row 32. A63."""
     session = await opened(gateway)
     request = CallRequest(tool="bash", arguments={"command": "echo run >> count; cat count"})
     first = await (await gateway.start_call(session, request, "key-1")).wait()

@@ -20,12 +20,14 @@ pytestmark = [pytest.mark.anyio, pytest.mark.needs("local")]
 
 
 def test_exact_name_comes_before_list_before_glob_before_star() -> None:
+    """seed-facts 12 row 4."""
     always, never, some, rest = AlwaysOffload(), NeverOffload(), OffloadOverChars(1), OffloadOverChars(2)
     rules = Rules([Rule(("*",), rest), Rule(("g*",), some), Rule(("grep", "ls"), never), Rule(("grep",), always)], [])
     assert [rules.policy(tool) for tool in ("grep", "ls", "glob", "bash")] == [always, never, some, rest]
 
 
 def test_two_rules_of_equal_rank_are_refused_at_load() -> None:
+    """seed-facts 12 row 4."""
     with pytest.raises(SettingsError, match="two rules match the tool 'grep' equally well"):
         Rules([Rule(("gr*",), AlwaysOffload()), Rule(("*ep",), NeverOffload())], ["bash", "grep"])
 
@@ -68,6 +70,7 @@ async def test_each_stream_is_stored_by_itself(gateway: Gateway) -> None:
 
 
 async def test_short_result_under_always_is_stored_and_stays(state_dir: Path) -> None:
+    """seed-facts 12 row 20."""
     async with running(state_dir, offload={"rules": [{"tools": ["bash"], "when": "always"}]}) as gateway:
         session = await opened(gateway)
         result = await called(gateway, session, "bash", command="echo hi")
@@ -86,6 +89,7 @@ async def test_output_cannot_imitate_our_fields(gateway: Gateway) -> None:
 
 
 async def test_read_result_pages_by_bytes_lines_and_pattern(gateway: Gateway) -> None:
+    """seed-facts 12 row 21."""
     session = await opened(gateway)
     stored = await called(gateway, session, "bash", command="seq 1 20000")
     reference = stored.references[0].reference
@@ -146,7 +150,7 @@ async def test_foreign_result_is_absent_and_an_expired_one_is_gone(gateway: Gate
 
 
 async def test_failing_store_leaves_the_result_and_no_reference(gateway: Gateway, state_dir: Path) -> None:
-    """A43: the answer says what is left; nothing dangles."""
+    """seed-facts 12 row 23. A43: the answer says what is left; nothing dangles."""
     session = await opened(gateway)
     results = state_dir / "results"
     results.rename(state_dir / "moved") if results.exists() else None
@@ -328,6 +332,7 @@ async def test_pointer_names_only_tools_that_the_session_has(gateway: Gateway) -
 
 
 async def test_pointer_is_not_stored_again(state_dir: Path) -> None:
+    """seed-facts 12 row 20."""
     async with running(state_dir, offload={"rules": [{"tools": ["*"], "when": "always"}]}) as gateway:
         session = await opened(gateway)
         first = await called(gateway, session, "bash", command="seq 1 20000")

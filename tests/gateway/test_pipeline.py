@@ -75,7 +75,8 @@ async def ran(session: Session) -> bool:
     return any(entry.path == "ran" for entry in (await sandbox.list()).entries)
 
 
-async def test_pipelinerun_in_list_order_at_both_points(gateway: Gateway, session: Session) -> None:
+async def test_hooks_run_in_list_order_at_both_points(gateway: Gateway, session: Session) -> None:
+    """seed-facts 12 row 1."""
     use(gateway, Adds("one"), Adds("two"))
     result = await called(gateway, session, "bash", command="echo zero")
     assert result.text == "zero one two after-one after-two"
@@ -125,7 +126,7 @@ async def test_what_is_no_decision_before_the_tool_closes(gateway: Gateway, sess
 
 
 async def test_none_is_a_broken_hook(gateway: Gateway, session: Session) -> None:
-    """A58."""
+    """seed-facts 12 row 2. A58."""
 
     class SaysNothing(Hook):
         async def pre_tool_call(self, ctx: HookContext, call: ToolCall) -> Any:
@@ -156,7 +157,7 @@ async def test_open_hook_that_raises_lets_the_call_pass(gateway: Gateway, sessio
 
 
 async def test_slow_hook_closes(gateway: Gateway, session: Session) -> None:
-    """A58: a hook that hangs is broken after its limit."""
+    """seed-facts 12 row 8. A58: a hook that hangs is broken after its limit."""
 
     class Hangs(Hook):
         async def pre_tool_call(self, ctx: HookContext, call: ToolCall) -> Before:
@@ -208,6 +209,7 @@ async def test_post_hook_may_not_give_another_calls_result(gateway: Gateway, ses
 
 
 async def test_rewrite_that_breaks_the_schema_is_invalid_and_names_the_hook(gateway: Gateway, session: Session) -> None:
+    """seed-facts 12 row 5."""
     use(gateway, Answers(before=Continue(arguments={"comand": "true"})))
     result = await called(gateway, session, "bash", command="touch ran")
     assert result.status == "invalid"
@@ -217,6 +219,7 @@ async def test_rewrite_that_breaks_the_schema_is_invalid_and_names_the_hook(gate
 
 
 async def test_hook_runs_only_for_its_tools(gateway: Gateway, session: Session) -> None:
+    """seed-facts 12 row 4."""
     use(gateway, Registered(Raises(), tools=("read_*", "ls")))
     assert (await called(gateway, session, "bash", command="true")).status == "ok"
     assert (await called(gateway, session, "ls")).status == "hook"
@@ -256,7 +259,7 @@ async def test_post_hook_sees_large_output_cut_and_its_whole_body(gateway: Gatew
 
 
 async def test_replaced_content_is_what_is_stored(gateway: Gateway, session: Session) -> None:
-    """What a program wrote is gone once a post hook replaced it."""
+    """seed-facts 12 row 25. What a program wrote is gone once a post hook replaced it."""
 
     class Replaces(Hook):
         async def post_tool_call(self, ctx: HookContext, result: ToolResult) -> Continue:
@@ -309,7 +312,7 @@ async def test_session_may_only_tighten_permissions(gateway: Gateway) -> None:
     assert (await called(gateway, session, "bash", command="true")).status == "ok"
 
 
-async def test_permission_is_judged_after_pipelineand_recorded(gateway: Gateway) -> None:
+async def test_permission_is_judged_after_hooks_and_recorded(gateway: Gateway) -> None:
     session = await opened(gateway, permission="deny")
     use(gateway, Answers())
     assert (await called(gateway, session, "bash", command="true")).status == "denied"
@@ -318,6 +321,8 @@ async def test_permission_is_judged_after_pipelineand_recorded(gateway: Gateway)
 
 
 async def test_hook_uses_the_sandbox(gateway: Gateway, session: Session) -> None:
+    """seed-facts 12 row 11."""
+
     class Acts(Hook):
         async def pre_tool_call(self, ctx: HookContext, call: ToolCall) -> Before:
             await ctx.sandbox.write_file("note", b"from a hook")
@@ -330,16 +335,16 @@ async def test_hook_uses_the_sandbox(gateway: Gateway, session: Session) -> None
     assert result.error.message == "3 from a hook b'from a hook'"
 
 
-async def test_pipelinemodule_beside_the_configuration_is_importable(tmp_path: Path, state_dir: Path) -> None:
+async def test_hook_module_beside_the_configuration_is_importable(tmp_path: Path, state_dir: Path) -> None:
     from tests.gateway.conftest import running
 
-    (tmp_path / "pipelinebeside_the_file.py").write_text(
+    (tmp_path / "hooks_beside_the_file.py").write_text(
         "from gateway.hooks.hook import Hook, Skip\n"
         "class Refuses(Hook):\n"
         "    def __init__(self, why): self.why = why\n"
         "    async def pre_tool_call(self, ctx, call): return Skip(self.why)\n"
     )
-    hook = {"use": "pipelinebeside_the_file:Refuses", "options": {"why": "because"}, "tools": ["bash"]}
+    hook = {"use": "hooks_beside_the_file:Refuses", "options": {"why": "because"}, "tools": ["bash"]}
     async with running(state_dir, tmp_path, hooks=[hook]) as gateway:
         session = await opened(gateway)
         result = await called(gateway, session, "bash", command="true")

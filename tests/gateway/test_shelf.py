@@ -19,6 +19,7 @@ def profile(size: str) -> dict[str, object]:
 
 
 async def test_full_session_refuses_and_says_so(state_dir: Path) -> None:
+    """seed-facts 12 row 24."""
     async with running(state_dir, profiles=profile("3MiB"), offload=ALWAYS) as gateway:
         session = await opened(gateway)
         first = await called(gateway, session, "bash", command="head -c 2500000 /dev/zero")
@@ -82,6 +83,7 @@ async def test_what_was_stored_and_never_indexed_goes_at_close(state_dir: Path) 
 
 
 async def test_expired_results_are_deleted_and_free_their_room(state_dir: Path) -> None:
+    """seed-facts 12 row 24."""
     async with running(state_dir, store={"retention_hours": 1e-7}, offload=ALWAYS) as gateway:
         session = await opened(gateway)
         await called(gateway, session, "bash", command="echo hi")

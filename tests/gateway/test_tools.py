@@ -47,6 +47,7 @@ async def test_read_file_pages_numbered_lines(gateway: Gateway, session: Session
 
 
 async def test_failure_codes_of_reading(gateway: Gateway, session: Session) -> None:
+    """seed-facts 12 row 16."""
     await called(
         gateway, session, "bash", command="printf '\\377' > bytes; truncate -s 20M big; mkfifo pipe; mkdir dir"
     )

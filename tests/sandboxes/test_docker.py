@@ -102,7 +102,7 @@ class TestDockerOnDisk(Docker):
 
 
 async def test_no_privilege_inside(docker: DockerSandbox) -> None:
-    """A01: no capability, no new privileges, a filter, not root, on the host neither."""
+    """seed-facts 12 row 15. A01: no capability, no new privileges, a filter, not root, on the host neither."""
     ran = await sh(docker, "grep -E '^(Cap|NoNewPrivs|Seccomp:)' /proc/self/status; id -u")
     words = dict(line.split(":\t") for line in ran.text.splitlines()[:-1])
     assert {words[name] for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")} == {"0" * 16}

@@ -47,6 +47,7 @@ def test_result_key_reads_as_what_it_is() -> None:
 
 @given(st.integers(0, 10**12), names, st.from_regex(r"[a-z0-9_]{1,32}", fullmatch=True))
 def test_result_key_is_legal_whatever_the_tool(sequence: int, tool: str, stream: str) -> None:
+    """seed-facts 12 row 18."""
     assert check_key(result_key(sequence, tool, stream))
 
 

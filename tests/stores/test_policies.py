@@ -31,6 +31,7 @@ SIZE = ResultSize(characters=10, bytes=20, lines=3)
     ],
 )
 def test_a_policy_decides_by_its_measure(policy: OffloadPolicy, expected: bool) -> None:
+    """seed-facts 12 row 17."""
     assert policy.should_offload("bash", SIZE, None) is expected
 
 

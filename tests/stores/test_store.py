@@ -227,6 +227,7 @@ async def test_delete_all_is_refused_without_a_scope(store: Store) -> None:
 
 
 async def test_scopes_share_no_key_k55(store: Store) -> None:
+    """seed-facts 12 row 19."""
     one, other = store.scoped("s1"), store.scoped("s2")
     await one.put("k", b"one")
     await other.put("k", b"other")
