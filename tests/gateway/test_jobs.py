@@ -1,5 +1,7 @@
 """Background jobs as an agent uses them, over both kinds that have them."""
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +15,24 @@ from sandboxes import JOB_LOG_BYTES
 from sandboxes.conformance import host_processes
 from tests.gateway.conftest import OPERATOR, called, opened, running
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("nothing_left")]
 KINDS = [pytest.param(kind, marks=pytest.mark.needs(kind)) for kind in ("local", "docker")]
 on_both = pytest.mark.parametrize("kind", KINDS)
 
 
 def profile(kind: str, **more: Any) -> dict[str, Any]:
     return {"default": {"kind": kind, **more}}
+
+
+@asynccontextmanager
+async def working(
+    state_dir: Path, kind: str, folder: Path = Path(), **sections: Any
+) -> AsyncIterator[tuple[Gateway, Session]]:
+    """A gateway with one session, which is closed at the end: a container would outlive its gateway."""
+    async with running(state_dir, folder, **{"profiles": profile(kind), **sections}) as gateway:
+        session = await opened(gateway)
+        yield gateway, session
+        await gateway.close_session(session)
 
 
 async def started(gateway: Gateway, session: Session, command: str) -> str:
@@ -37,8 +50,7 @@ def told(result: ToolResult) -> Any:
 
 @on_both
 async def test_a_job_from_its_start_to_its_end(state_dir: Path, kind: str) -> None:
-    async with running(state_dir, profiles=profile(kind)) as gateway:
-        session = await opened(gateway)
+    async with working(state_dir, kind) as (gateway, session):
         result = await called(gateway, session, "bash", command="echo up; read line; echo got $line", background=True)
         assert (result.structured, result.text.partition(";")[0]) == ({"job": "j-0001"}, "started job j-0001")
         with anyio.fail_after(30):
@@ -62,8 +74,7 @@ async def test_a_job_from_its_start_to_its_end(state_dir: Path, kind: str) -> No
 @on_both
 async def test_another_agents_spelling_is_understood(state_dir: Path, kind: str) -> None:
     """Claude Code's: run_in_background, BashOutput, TaskOutput, KillShell."""
-    async with running(state_dir, profiles=profile(kind)) as gateway:
-        session = await opened(gateway)
+    async with working(state_dir, kind) as (gateway, session):
         await called(gateway, session, "Bash", command="echo hi; sleep 300.201", run_in_background=True)
         output = await called(gateway, session, "TaskOutput", task_id="j-0001", block=True, timeout=500)
         assert output.text.startswith("hi\nnote: job j-0001 is running")
@@ -75,8 +86,7 @@ async def test_another_agents_spelling_is_understood(state_dir: Path, kind: str)
 
 @on_both
 async def test_jobs_end_with_their_session(state_dir: Path, kind: str) -> None:
-    async with running(state_dir, profiles=profile(kind)) as gateway:
-        session = await opened(gateway)
+    async with working(state_dir, kind) as (gateway, session):
         await started(gateway, session, "setsid sleep 300.202 & sleep 300.202")
         report = await gateway.close_session(session)
         assert (report.failed, host_processes("300.202", below=0)) == ((), [])
@@ -85,8 +95,7 @@ async def test_jobs_end_with_their_session(state_dir: Path, kind: str) -> None:
 @on_both
 async def test_a_flood_has_a_bound_everywhere(state_dir: Path, kind: str) -> None:
     """A19: neither the gateway's disk nor an answer grows with what a job writes."""
-    async with running(state_dir, profiles=profile(kind)) as gateway:
-        session = await opened(gateway)
+    async with working(state_dir, kind) as (gateway, session):
         job = await started(gateway, session, "yes")
         with anyio.fail_after(60):
             while told(await called(gateway, session, "job_output", job=job, offset=-10))["kept_from"] == 0:
@@ -139,8 +148,7 @@ async def test_jobs_pass_the_pipeline(tmp_path: Path, state_dir: Path, kind: str
         "permissions": {"quiet": {"rules": [{"tools": ["job_input"], "otherwise": "deny"}]}},
         "hooks": [{"use": "job_hooks:NoServers"}, {"use": "job_hooks:Redact", "tools": ["job_*"]}],
     }
-    async with running(state_dir, tmp_path, **sections) as gateway:
-        session = await opened(gateway)
+    async with working(state_dir, kind, tmp_path, **sections) as (gateway, session):
         skipped = await called(gateway, session, "bash", command="python3 -m http.server", background=True)
         assert skipped.status == "skipped"
         job = await started(gateway, session, "echo the secret; sleep 0.1")

@@ -18,18 +18,20 @@ from gateway.transports.http import terminal as route
 from sandboxes.conformance import host_processes
 from tests.gateway.conftest import Served, served
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("nothing_left")]
 KINDS = [pytest.param(kind, marks=pytest.mark.needs(kind)) for kind in ("local", "docker")]
 local = pytest.mark.needs("local")
 
 
 @asynccontextmanager
 async def attached(server: Served, *, role: str = "agent", **request: Any) -> AsyncIterator[Session]:
-    """A session of the agent's, as the client of that role sees it."""
+    """A session of the agent's, as the client of that role sees it; closed at the end."""
     opened = await server.session(**request)
     token = getattr(server, role).headers["authorization"].removeprefix("Bearer ")
     async with Client(server.url, token) as client:
-        yield await client.attach(opened["id"])
+        session = await client.attach(opened["id"])
+        yield session
+        await session.close()
 
 
 async def until(terminal: Terminal, text: bytes) -> bytes:
@@ -134,19 +136,29 @@ async def test_a_terminal_that_is_looked_at_keeps_its_session(state_dir: Path) -
                 await anyio.sleep(0.1)
 
 
-@local
-async def test_the_gateway_stops_with_a_terminal_open(state_dir: Path) -> None:
-    async with served(state_dir) as server:
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_terminal_ends_with_its_gateway(state_dir: Path, kind: str) -> None:
+    """Also where the sandbox goes on; its session has another one in the next life."""
+    profiles = {"default": {"kind": kind}}
+    async with served(state_dir, profiles=profiles) as server:
         session = await server.session()
         client = Client(server.url, session["token"])
         terminal = (await client.attach(session["id"])).terminal()
         await terminal.__aenter__()
-        await until(terminal, b"$")
+        await terminal.send(b"sleep 300.212\n")
+        await until(terminal, b"sleep 300.212")
     with anyio.fail_after(30), pytest.raises(ConnectionLost):
         async for _ in terminal:
             pass
     await terminal.__aexit__()
     await client.aclose()
+    assert host_processes("300.212", below=0) == []
+    async with served(state_dir, profiles=profiles) as server, Client(server.url, session["token"]) as client:
+        again = await client.attach(session["id"])
+        async with again.terminal() as terminal:
+            await terminal.send(b"echo a$((5))b\n")
+            assert b"300.212" not in await until(terminal, b"a5b")
+        await again.close()
 
 
 # --- who may
