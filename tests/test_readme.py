@@ -9,11 +9,14 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from gateway.build import build_hook, build_sandbox_hooks, build_tool
+from gateway.models import LlmAnswer, LlmCall, TokenUsage, TurnRequest
 from gateway.settings import load_settings
+from tests.gateway.conftest import called, opened, running
 
 ROOT = Path(__file__).parent.parent
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -134,8 +137,40 @@ def test_python_blocks_run(newcomer: Newcomer) -> None:
             check=False,
         )
         assert done.returncode == 0, f"{block}\n{done.stdout}\n{done.stderr}"
+        if "session.turn" in block:
+            assert done.stdout == "It says hi\n"
         if "fsspec.open" in block:
             assert done.stdout.rstrip().endswith("b'0,0\\n1,1\\n2,4\\n3,9\\n4,16'")
+
+
+@pytest.mark.anyio
+async def test_hooks_of_the_readme_do_what_it_says(tmp_path: Path, state_dir: Path) -> None:
+    """RateLimit, TokenBudget, ArgumentDefaults: ten lines each."""
+    [block] = (one for one in blocks("python") if one.startswith("# my_limits.py"))
+    (tmp_path / "my_limits.py").write_text(block)
+    options: dict[str, dict[str, Any]] = {
+        "RateLimit": {"calls": 2, "seconds": 3600},
+        "ArgumentDefaults": {"defaults": {"offset": 7}},
+        "TokenBudget": {"tokens": 100},
+    }
+    hooks = [{"use": f"my_limits:{name}", "options": one} for name, one in options.items()]
+    async with running(state_dir, tmp_path, profiles={"default": {"kind": "none"}}, hooks=hooks) as gateway:
+        session, other = await opened(gateway), await opened(gateway)
+        for one in (session, session, session, other):
+            await called(gateway, one, "read_result", reference="0001-bash-stdout")
+        records = [*await gateway.journal.calls(session.id), *await gateway.journal.calls(other.id)]
+        turn = (await gateway.agent_points.begin(session, TurnRequest(user_content="hi"))).turn_id
+        before = await gateway.agent_points.before_llm(session, turn, LlmCall())
+        await gateway.agent_points.after_llm(
+            session, turn, LlmAnswer(usage=TokenUsage(input_tokens=90, output_tokens=10))
+        )
+        after = await gateway.agent_points.before_llm(session, turn, LlmCall())
+    assert [one.status for one in records] == ["failed", "failed", "skipped", "failed"]
+    assert records[0].arguments == {"offset": 7, "reference": "0001-bash-stdout"}
+    assert [(one.decision, one.reason) for one in (before, after)] == [
+        ("continue", ""),
+        ("stop", "100 of 100 tokens are used"),
+    ]
 
 
 def test_toml_blocks_are_configurations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
