@@ -18,7 +18,7 @@ from typing import Any, Final, ParamSpec, Self, TypeVar
 
 import anyio
 import anyio.to_thread
-from pydantic import JsonValue, TypeAdapter
+from pydantic import BaseModel, JsonValue, TypeAdapter
 
 from gateway.errors import StateError, Unavailable
 from gateway.models import (
@@ -146,7 +146,7 @@ class Journal:
     @classmethod
     def open(cls, path: Path, redact: Callable[[Any], Any] = lambda arguments: arguments) -> Self:
         """Open or make the database, mode 0600, and bring its tables up to date; what `redact` makes of arguments is
-        what is kept of them. Raises StateError."""
+        what is kept of them, and of what hooks say of turns. Raises StateError."""
         path.touch(mode=0o600)
         try:
             writer = _connected(path)
@@ -168,6 +168,10 @@ class Journal:
 
     def _kept(self, arguments: JsonValue) -> str:
         return _bounded(self._redact(arguments))
+
+    def _written(self, value: BaseModel) -> str:
+        """What hooks said, in their own words."""
+        return json.dumps(self._redact(value.model_dump(mode="json")))
 
     async def _read(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         return await anyio.to_thread.run_sync(functools.partial(work, *args, **kwargs), limiter=self._reading)
@@ -540,11 +544,11 @@ class Journal:
             self._writer.execute("BEGIN IMMEDIATE")
             self._writer.execute(
                 "UPDATE turns SET ended = ?, record = ? WHERE session_id = ? AND id = ?",
-                (record.ended, record.model_dump_json(), record.session_id, record.id),
+                (record.ended, self._written(record), record.session_id, record.id),
             )
             self._writer.executemany(
                 "INSERT INTO turn_decisions (session_id, turn_id, decision) VALUES (?, ?, ?)",
-                [(record.session_id, record.id, one.model_dump_json()) for one in decisions],
+                [(record.session_id, record.id, self._written(one)) for one in decisions],
             )
 
     async def turn(self, session_id: str, id: str) -> TurnRecord | None:

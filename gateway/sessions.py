@@ -45,7 +45,7 @@ from stores import StoreError
 logger = logging.getLogger(__name__)
 
 CLOSE_SECONDS = 60.0
-"""How long collecting may take when a session ends; what is not collected by then is told, and removed."""
+"""How long one SandboxHook may take when a session ends; what is not collected by then is told, and removed."""
 CREATE_SECONDS = 600.0
 """How long one SandboxHook may prepare a sandbox."""
 RETRY_SECONDS = 5
@@ -308,11 +308,15 @@ class Session:
         failed = []
         while self._created:
             hook = self._created.pop()
+            name = type(hook).__name__
             try:
-                await hook.on_destroy(ctx)
+                with anyio.move_on_after(CLOSE_SECONDS) as limit:
+                    await hook.on_destroy(ctx)
             except Exception as error:  # strangers' code: it is told, and does not stop the others
-                logger.warning("on_destroy of %s failed in session %s", type(hook).__name__, self.id)
-                failed.append(f"{type(hook).__name__}: {type(error).__name__}: {error}")
+                logger.warning("on_destroy of %s failed in session %s", name, self.id)
+                failed.append(f"{name}: {type(error).__name__}: {error}")
+            if limit.cancelled_caught:
+                failed.append(f"{name}: took over {CLOSE_SECONDS:g} s and was given up")
         return failed
 
     async def _drop(self) -> None:
@@ -339,10 +343,7 @@ class Session:
         failed: list[str] = []
         async with self._lock:
             with anyio.CancelScope(shield=True):
-                with anyio.move_on_after(CLOSE_SECONDS) as limit:
-                    failed += await self._collect() if collect else []
-                if limit.cancelled_caught:
-                    failed.append(f"collecting took over {CLOSE_SECONDS:g} s and was given up")
+                failed += await self._collect() if collect else []
                 failed += await self._remove()
         return CloseReport(id=self.id, state=state, reason=reason, collected=self._collected(), failed=tuple(failed))
 
@@ -350,7 +351,10 @@ class Session:
         if not self.sandbox_hooks:
             return []
         try:
-            ctx = await self._for_collecting()
+            with anyio.fail_after(CLOSE_SECONDS):
+                ctx = await self._for_collecting()
+        except TimeoutError:
+            return [f"collecting: no sandbox within {CLOSE_SECONDS:g} s"]
         except SandboxError as error:
             return [f"collecting: {error.message}"]
         return await self._undo(ctx)

@@ -60,8 +60,8 @@ async def python(gateway: Gateway, session: Session, code: str) -> None:
 
 
 def left_of(state_dir: Path) -> list[str]:
-    """Workspaces that are there."""
-    return sorted(path.name for path in state_dir.glob("workspaces/*"))
+    """Workspaces of sessions that are there; a probe may be under way."""
+    return sorted(path.name for path in state_dir.glob("workspaces/*") if path.name != "_probe")
 
 
 def states(state_dir: Path) -> list[tuple[str, int]]:

@@ -12,8 +12,9 @@ import anyio
 import pytest
 
 from gateway.errors import SettingsError
-from gateway.hooks.hook import HookContext
+from gateway.hooks.hook import Hook, HookContext, Skip, TurnContext
 from gateway.hooks.redact import LINE_BYTES, PATTERNS, RedactSecrets
+from gateway.models import TurnRequest
 from tests.gateway.conftest import Served, served
 
 pytestmark = pytest.mark.anyio
@@ -229,4 +230,23 @@ async def test_refused_arguments_are_not_kept_with_their_secret(state_dir: Path)
         assert [one.json()["status"] for one in answers] == ["invalid", "invalid"]
         assert answers[0].json() == answers[1].json()
         assert not any(leaks(one.text) for one in answers)
+        assert not leaks(await everything(server))
+
+
+class Stops(Hook):
+    """Says more than it should."""
+
+    async def pre_agent_turn(self, ctx: TurnContext, request: TurnRequest) -> Skip:
+        return Skip(f"not with {VALUE}")
+
+
+async def test_what_hooks_say_of_turns_is_not_kept_with_a_secret(state_dir: Path) -> None:
+    """design 9: the record of a turn, too."""
+    hooks = [*HOOKS, {"use": f"{__name__}:Stops"}]
+    async with served(state_dir, hooks=hooks, profiles={"default": {"kind": "none"}}) as server:
+        session = await server.session()
+        turns = f"/v1/sessions/{session['id']}/turns"
+        answer = await server.agent.post(turns, json={"user_content": [{"type": "text", "text": "hello"}]})
+        assert answer.status_code in (200, 201), answer.text
+        assert "not with" in answer.text
         assert not leaks(await everything(server))

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import anyio
 import fsspec
 import pytest
 
@@ -141,6 +142,27 @@ async def test_a_hook_that_does_not_end_is_given_up(state_dir: Path, monkeypatch
     async with served(state_dir, profiles=profile(setup="sleep 60")) as server:
         answer = await server.agent.post("/v1/sessions", json={})
     assert (answer.status_code, answer.json()["detail"]) == (503, "SetupCommand: not done after 0.3 s")
+
+
+class Lingers(SandboxHook):
+    """Does not come to an end."""
+
+    async def on_destroy(self, ctx: SandboxContext) -> None:
+        await anyio.sleep_forever()
+
+
+@pytest.mark.needs("local")
+async def test_a_hook_that_lingers_at_the_end_stops_no_other(state_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """seed-facts 6.2, 12 row 29: each has its own time; the end is told, and goes on."""
+    monkeypatch.setattr("gateway.sessions.CLOSE_SECONDS", 1.0)
+    lingering = {"use": "tests.gateway.test_workspace:Lingers"}
+    hooks = (*noting("a"), lingering, lingering)
+    async with running(state_dir, profiles=profile(sandbox_hooks=hooks)) as gateway:
+        session = await opened(gateway, labels={"who": "test"})
+        with anyio.fail_after(20):
+            report = await gateway.close_session(session)
+    assert report.failed == ("Lingers: took over 1 s and was given up",) * 2
+    assert Noting.log == ["a created", "a destroyed"]
 
 
 class Sync(SandboxHook):
