@@ -10,8 +10,8 @@ from typing import Final
 
 import anyio
 
+from gateway.approval_rows import ApprovalRows
 from gateway.errors import NotFound, TooMany, Unprocessable
-from gateway.journal import Journal
 from gateway.models import Approval, ApprovalDecision, ApprovalState, Arguments, Question, ToolCall
 
 MOST_WAITING: Final = 1000
@@ -35,8 +35,8 @@ class Approvals:
     the same, and what was decided is used once, a grant for the session aside.
     """
 
-    def __init__(self, journal: Journal, times: ApprovalTimes) -> None:
-        self._journal = journal
+    def __init__(self, rows: ApprovalRows, times: ApprovalTimes) -> None:
+        self._rows = rows
         self._times = times
         self._waiting: dict[str, anyio.Event] = {}
         self._changed = anyio.Event()
@@ -67,28 +67,28 @@ class Approvals:
                     raise
             if approval.state == "waiting":
                 return approval
-            if self._journal.use_approval(id):
+            if self._rows.use(id):
                 self._tell()
                 return approval
             if _is_grant(approval):
                 return approval
 
     async def _earlier(self, call: ToolCall, digest: str) -> str | None:
-        for one in await self._journal.approvals_of(call.session_id, call.tool, digest):
+        for one in await self._rows.of_call(call.session_id, call.tool, digest):
             if _is_grant(one) or one.id not in self._waiting:
-                self._journal.claim_approval(one.id, call.id)
+                self._rows.claim(one.id, call.id)
                 return one.id
         return None
 
     async def _new(self, call: ToolCall, digest: str, original: Arguments, questions: Sequence[Question]) -> str:
-        if await self._journal.count_waiting(call.session_id) >= MOST_WAITING:
+        if await self._rows.count_waiting(call.session_id) >= MOST_WAITING:
             raise TooMany(
                 f"{MOST_WAITING:,} calls of this session wait for a decision already",
                 "Wait until some are decided.",
                 code="too_many_approvals",
             )
         expires = time.time() + self._times.expires_seconds
-        id = self._journal.add_approval(call, digest, original, questions, expires)
+        id = self._rows.add(call, digest, original, questions, expires)
         self._tell()
         return id
 
@@ -125,7 +125,7 @@ class Approvals:
 
     async def get(self, id: str) -> Approval:
         """One approval, its arguments whole while it waits. Raises NotFound."""
-        found = await self._journal.approval(id)
+        found = await self._rows.get(id)
         if found is None:
             raise NotFound("no such approval", "GET /v1/approvals lists them.")
         return found
@@ -138,12 +138,12 @@ class Approvals:
         Where there is none, wait that long for one. Arguments over 64 KiB are shortened.
         """
         changed = self._changed
-        found = await self._journal.approvals(state, after, limit)
+        found = await self._rows.page(state, after, limit)
         with anyio.move_on_after(wait_seconds):
             while not found and not self.stopping:
                 await changed.wait()
                 changed = self._changed
-                found = await self._journal.approvals(state, after, limit)
+                found = await self._rows.page(state, after, limit)
         return found
 
     async def decide(self, approval: Approval, decision: ApprovalDecision) -> Approval:
@@ -152,7 +152,7 @@ class Approvals:
         Raises Unprocessable where it was decided otherwise, or where its time is over.
         """
         allowed = decision.decision == "allow"
-        done = self._journal.decide_approval(
+        done = self._rows.decide(
             approval,
             "allowed" if allowed else "denied",
             expires=time.time() + self._times.expires_seconds,
@@ -175,15 +175,15 @@ class Approvals:
 
     async def expire_due(self) -> None:
         """End those that nobody decided in time; the next same call is told."""
-        await self._expire(await self._journal.approvals_due(time.time()), used=False)
+        await self._expire(await self._rows.due(time.time()), used=False)
 
     async def end_session(self, session_id: str) -> None:
         """End what waits in a session that is over."""
-        await self._expire(await self._journal.approvals_waiting(session_id), used=True)
+        await self._expire(await self._rows.waiting(session_id), used=True)
 
     async def _expire(self, approvals: Sequence[Approval], *, used: bool) -> None:
         if approvals:
-            self._journal.expire_approvals(approvals, used=used)
+            self._rows.expire(approvals, used=used)
             self._tell()
 
     def _tell(self) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import FunctionType
 from typing import Any, Final
 
+from gateway.approval_rows import ApprovalRows
 from gateway.approvals import Approvals, ApprovalTimes
 from gateway.errors import NotFound, SettingsError, StateError, Unprocessable
 from gateway.execution import CallRunner
@@ -324,7 +325,8 @@ async def built_gateway(settings: Settings, folder: Path, state: State) -> Async
     redaction = Redaction(one.hook for one in hooks)
     journal = Journal.open(state.folder / "sandgate.db", redaction.value)
     approvals = Approvals(
-        journal, ApprovalTimes(settings.server.approval_wait_seconds, settings.server.approval_expires_seconds)
+        ApprovalRows(journal),
+        ApprovalTimes(settings.server.approval_wait_seconds, settings.server.approval_expires_seconds),
     )
     shelf = Shelf(store, journal, int(settings.store.size), settings.store.when_full)
     offload = Offload(rules, shelf, preview_characters=settings.offload.preview_chars, retention_seconds=retention)

@@ -22,15 +22,10 @@ from pydantic import BaseModel, JsonValue, TypeAdapter
 
 from gateway.errors import StateError, Unavailable
 from gateway.models import (
-    Approval,
-    ApprovalScope,
-    ApprovalState,
-    Arguments,
     CallRecord,
     CloseReport,
     DecisionRecord,
     Fault,
-    Question,
     Reference,
     SessionState,
     ToolCall,
@@ -61,7 +56,6 @@ _INTERRUPTED: Final = Fault(
     message="the gateway stopped while this call ran",
     remedy="Whether it had effects is not known; look before you repeat it.",
 )
-_QUESTIONS: Final = TypeAdapter(tuple[Question, ...])
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +135,6 @@ class Journal:
         self._reader = reader
         self._redact = redact
         self._reading = anyio.CapacityLimiter(1)
-        self._revision = 0
 
     @classmethod
     def open(cls, path: Path, redact: Callable[[Any], Any] = lambda arguments: arguments) -> Self:
@@ -166,8 +159,15 @@ class Journal:
         with _writing():
             return self._writer.execute(statement, row).rowcount  # one statement is a transaction of its own
 
+    def _insert(self, statement: str, row: Sequence[Any]) -> int:
+        """Returns the number that the row was given."""
+        with _writing():
+            number = self._writer.execute(statement, row).lastrowid
+        assert number is not None  # of an INSERT
+        return number
+
     def _kept(self, arguments: JsonValue) -> str:
-        return _bounded(self._redact(arguments))
+        return bounded(self._redact(arguments))
 
     def _written(self, value: BaseModel) -> str:
         """What hooks said, in their own words."""
@@ -399,137 +399,6 @@ class Journal:
             references=references,
         )
 
-    # approvals
-
-    def add_approval(
-        self, call: ToolCall, digest: str, original: Arguments, questions: Sequence[Question], expires: float
-    ) -> str:
-        """Note that somebody must decide; the arguments are kept whole until then. Returns its id."""
-        arguments = json.dumps(self._redact(call.arguments))
-        with _writing():
-            number = self._writer.execute(
-                "INSERT INTO approvals (session_id, call_id, tool, digest, arguments, original_arguments, questions,"
-                " created, expires, revision) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                (
-                    call.session_id,
-                    call.id,
-                    call.tool,
-                    digest,
-                    arguments,
-                    "null" if original == call.arguments else self._kept(original),
-                    _QUESTIONS.dump_json(tuple(questions)).decode(),
-                    time.time(),
-                    expires,
-                    self._next_revision(),
-                ),
-            ).lastrowid
-        assert number is not None  # of an INSERT
-        return _approval_id(number)
-
-    async def approval(self, id: str) -> Approval | None:
-        found = await self._read(self._approvals, "number = ?", _number(id))
-        return found[0] if found else None
-
-    async def approvals_of(self, session_id: str, tool: str, digest: str) -> list[Approval]:
-        """Those that a call may still use, grants for the session first, then the oldest first."""
-        return await self._read(
-            self._approvals,
-            "session_id = ? AND tool = ? AND digest = ? AND ((state, scope) = ('allowed', 'session')"
-            " OR used IS NULL AND (state IN ('waiting', 'expired') OR expires > ?)) ORDER BY scope DESC, number",
-            session_id,
-            tool,
-            digest,
-            time.time(),
-        )
-
-    async def approvals(self, state: ApprovalState | None, after: int, limit: int) -> list[Approval]:
-        """In order of their last change, those with a revision over `after`; long arguments shortened."""
-        return await self._read(
-            lambda: self._approvals(
-                "(? IS NULL OR state = ?) AND revision > ? ORDER BY revision LIMIT ?",
-                state,
-                state,
-                after,
-                limit,
-                shorten=True,
-            )
-        )
-
-    async def count_waiting(self, session_id: str) -> int:
-        row = await self._one("SELECT COUNT(*) FROM approvals WHERE session_id = ? AND state = 'waiting'", session_id)
-        return int(row[0]) if row else 0
-
-    def claim_approval(self, id: str, call_id: str) -> None:
-        """Note which call waits for it now."""
-        self._write_one("UPDATE approvals SET call_id = ? WHERE number = ?", (call_id, _number(id)))
-
-    def decide_approval(
-        self,
-        approval: Approval,
-        state: ApprovalState,
-        *,
-        expires: float,
-        scope: ApprovalScope = "once",
-        edited: Arguments | None = None,
-        reason: str = "",
-    ) -> bool:
-        """Decide one that waits, once; `expires` is when a call can have that no more. False where it was decided
-        already, or had expired by now."""
-        now = time.time()
-        changed = self._write_one(
-            "UPDATE approvals SET state = ?, scope = ?, edited_arguments = ?, reason = ?, arguments = ?, decided = ?,"
-            " expires = ?, revision = ? WHERE number = ? AND state = 'waiting' AND expires > ?",
-            (
-                state,
-                scope,
-                json.dumps(edited),
-                reason,
-                self._kept(approval.arguments),
-                now,
-                expires,
-                self._next_revision(),
-                _number(approval.id),
-                now,
-            ),
-        )
-        return changed == 1
-
-    def use_approval(self, id: str) -> bool:
-        """Give what was decided to a call; False where one has it already."""
-        changed = self._write_one(
-            "UPDATE approvals SET used = ?, revision = ? WHERE number = ? AND state != 'waiting' AND used IS NULL",
-            (time.time(), self._next_revision(), _number(id)),
-        )
-        return changed == 1
-
-    def expire_approvals(self, approvals: Sequence[Approval], *, used: bool) -> None:
-        """End those that nobody decided. `used` where no call will ask how they ended."""
-        now = time.time()
-        self._write(
-            "UPDATE approvals SET state = 'expired', used = ?, arguments = ?, revision = ?"
-            " WHERE number = ? AND state = 'waiting'",
-            [
-                (now if used else None, self._kept(one.arguments), self._next_revision(), _number(one.id))
-                for one in approvals
-            ],
-        )
-
-    async def approvals_due(self, now: float) -> list[Approval]:
-        """Those that nobody decided in time."""
-        return await self._read(self._approvals, "state = 'waiting' AND expires <= ?", now)
-
-    async def approvals_waiting(self, session_id: str) -> list[Approval]:
-        return await self._read(self._approvals, "state = 'waiting' AND session_id = ?", session_id)
-
-    def _approvals(self, condition: str, *values: Any, shorten: bool = False) -> list[Approval]:
-        rows = self._reader.execute(f"SELECT * FROM approvals WHERE {condition}", values)  # noqa: S608
-        return [_approval(row, shorten=shorten) for row in rows]  # the conditions are those above
-
-    def _next_revision(self) -> int:
-        """Microseconds since 1970, each given once: they grow over restarts and removals too."""
-        self._revision = max(self._revision + 1, int(time.time() * 1_000_000))
-        return self._revision
-
     # turns
 
     def add_turn(self, record: TurnRecord) -> None:
@@ -674,7 +543,7 @@ def pending_fault(approval_id: str) -> Fault:
 def _interrupted(row: sqlite3.Row) -> tuple[Any, ...]:
     """How a call that a dead process left ends."""
     if row["number"] is not None:
-        status, fault, key = "pending", pending_fault(_approval_id(row["number"])), None
+        status, fault, key = "pending", pending_fault(approval_id(row["number"])), None
     else:
         status, fault, key = "interrupted", _INTERRUPTED, row["idempotency_key"]
     answer = ToolResult.model_validate(
@@ -684,31 +553,13 @@ def _interrupted(row: sqlite3.Row) -> tuple[Any, ...]:
     return (*end, row["session_id"], row["id"])
 
 
-def _approval_id(number: int) -> str:
+def approval_id(number: int) -> str:
+    """`a-0012`."""
     return f"a-{number:04d}"
 
 
-def _number(approval_id: str) -> int:
-    """The number in an id, or one that nothing has."""
-    digits = approval_id.removeprefix("a-")
-    return int(digits) if digits.isascii() and digits.isdigit() and len(digits) < 19 else -1
-
-
-def _approval(row: sqlite3.Row, *, shorten: bool) -> Approval:
-    values = dict(row)
-    del values["digest"]
-    number, arguments = values.pop("number"), json.loads(values.pop("arguments"))
-    return Approval(
-        id=_approval_id(number),
-        arguments=json.loads(_bounded(arguments)) if shorten else arguments,
-        original_arguments=json.loads(values.pop("original_arguments")),
-        edited_arguments=json.loads(values.pop("edited_arguments")),
-        questions=_QUESTIONS.validate_json(values.pop("questions")),
-        **values,
-    )
-
-
-def _bounded(arguments: JsonValue) -> str:
+def bounded(arguments: JsonValue) -> str:
+    """As JSON; over 64 KiB as digest, size and the first 4 KiB."""
     text = json.dumps(arguments)
     if len(text) <= MAX_ARGUMENTS_BYTES:
         return text
