@@ -324,7 +324,8 @@ class CloseReport(Wire):
 
 
 class SessionRecord(Wire):
-    """A session as its owner sees it; never its token."""
+    """A session as its owner sees it; never its token. `memory`, `cpu_seconds` and `jobs` (how many run in the
+    background) are of its live sandbox; None where it has none, or does not tell."""
 
     id: str
     profile: str
@@ -340,6 +341,7 @@ class SessionRecord(Wire):
     channel: str | None = None
     memory: int | None = None
     cpu_seconds: float | None = None
+    jobs: int | None = None
     not_enforced: tuple[str, ...] = ()
     limits: dict[str, float] = Field(default_factory=dict)
     labels: dict[str, str] = Field(default_factory=dict)

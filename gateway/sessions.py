@@ -1,5 +1,6 @@
 """Sessions: one workspace, one sandbox at a time, one private part of the store. Open, find, expire, close."""
 
+import contextlib
 import logging
 import secrets
 import time
@@ -29,6 +30,7 @@ from gateway.terminals import SessionTerminal
 from gateway.turns import Turns
 from gateway.workspace_hooks.collect import CollectWorkspace
 from sandboxes import (
+    JOBS,
     Pool,
     Sandbox,
     SandboxContext,
@@ -38,7 +40,6 @@ from sandboxes import (
     SandboxKind,
     SandboxLost,
     SandboxSpec,
-    Usage,
 )
 from stores import StoreError
 
@@ -49,6 +50,8 @@ CLOSE_SECONDS = 60.0
 CREATE_SECONDS = 600.0
 """How long one SandboxHook may prepare a sandbox."""
 RETRY_SECONDS = 5
+JOBS_SECONDS = 1.0
+"""How long a sandbox may take to tell its jobs, where they are only shown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,8 +209,11 @@ class Session:
 
     async def measured(self) -> SessionRecord:
         """Its record, with what its sandbox uses now."""
-        usage = await self._sandbox.usage() if self._sandbox is not None and self._sandbox.alive else Usage()
-        return self.record().model_copy(update={"memory": usage.memory, "cpu_seconds": usage.cpu_seconds})
+        sandbox = self._sandbox
+        if sandbox is None or not sandbox.alive:
+            return self.record()
+        usage, jobs = await sandbox.usage(), await _running_jobs(sandbox)
+        return self.record().model_copy(update={"memory": usage.memory, "cpu_seconds": usage.cpu_seconds, "jobs": jobs})
 
     def check_open(self) -> None:
         """Raise NotFound where the session takes no more work; ask again after every wait."""
@@ -409,6 +415,15 @@ async def _created(hook: SandboxHook, ctx: SandboxContext) -> None:
         raise SandboxHookFailed(f"{name}: {type(error).__name__}: {error}", "Nothing is left of it.") from error
     if limit.cancelled_caught:
         raise SandboxHookFailed(f"{name}: not done after {CREATE_SECONDS:g} s", "Nothing is left of it.")
+
+
+async def _running_jobs(sandbox: Sandbox) -> int | None:
+    """How many run in the background; None where the sandbox has none or does not say so in time."""
+    if JOBS in sandbox.lacks:
+        return None
+    with anyio.move_on_after(JOBS_SECONDS), contextlib.suppress(SandboxError):
+        return sum(job.exit is None for job in await sandbox.jobs.list())
+    return None
 
 
 class Sessions:

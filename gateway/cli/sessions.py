@@ -45,6 +45,7 @@ def _show(records: Sequence[SessionRecord]) -> None:
     now = time.time()
     ended = any(one.state != "open" for one in records)
     labelled = any(one.labels for one in records)
+    jobs = any(one.jobs for one in records)
     table = plain_table(
         "session",
         "profile",
@@ -52,12 +53,13 @@ def _show(records: Sequence[SessionRecord]) -> None:
         *(["state"] if ended else []),
         "channel",
         "calls",
+        *(["jobs"] if jobs else []),
         "age",
         "idle",
         "memory",
         "cpu",
         *(["labels"] if labelled else []),
-        right=("calls", "age", "idle", "memory", "cpu"),
+        right=("calls", "jobs", "age", "idle", "memory", "cpu"),
         wrap=("labels",),
         shrink=("session", "profile"),
     )
@@ -69,6 +71,7 @@ def _show(records: Sequence[SessionRecord]) -> None:
             *([cell(one.state)] if ended else []),
             cell(one.channel or "-"),
             cell(f"{one.running} of {one.calls}" if one.running else one.calls),
+            *([cell(one.jobs or "-")] if jobs else []),
             cell(age_text(now - one.created)),
             cell(age_text(now - one.last_used) if one.state == "open" and not one.running else "-"),
             cell("-" if one.memory is None else size_text(one.memory)),

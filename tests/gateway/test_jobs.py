@@ -57,6 +57,7 @@ async def test_a_job_from_its_start_to_its_end(state_dir: Path, kind: str) -> No
             while (first := await called(gateway, session, "job_output", job="j-0001")).content == ():
                 await anyio.sleep(0.02)
         assert (first.content[0].text, told(first)["state"]) == ("up\n", "running")
+        assert (await session.measured()).jobs == 1
         assert (await called(gateway, session, "job_input", job="j-0001", text="this\n")).structured == {
             "job": "j-0001",
             "bytes": 5,
@@ -66,6 +67,7 @@ async def test_a_job_from_its_start_to_its_end(state_dir: Path, kind: str) -> No
         assert last.notes[0].startswith("job j-0001 has ended with exit code 0")
         again = await called(gateway, session, "job_output", job="j-0001", offset=3)
         assert again.content[0].text == "got this\n"
+        assert (await session.measured()).jobs == 0
         [listed] = told(await called(gateway, session, "job_list"))
         assert (listed["job"], listed["bytes"]) == ("j-0001", 12)
         assert listed["command"] == "echo up; read line; echo got $line"
