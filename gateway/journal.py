@@ -4,6 +4,7 @@ Every accepted call has one accepted and exactly one terminal record. WAL with `
 of the process at any moment, not a power cut.
 """
 
+import builtins
 import functools
 import hashlib
 import json
@@ -47,8 +48,8 @@ _FINISH: Final = (
 )
 _ADD_RESULT: Final = (
     "INSERT INTO results (session_id, key, call_id, stream, bytes, media_type, sha256, created, expires, deleted,"
-    " withheld) VALUES (:session_id, :key, :call_id, :stream, :bytes, :media_type, :sha256, :created, :expires,"
-    " :deleted, :withheld)"
+    " withheld, line_index) VALUES (:session_id, :key, :call_id, :stream, :bytes, :media_type, :sha256, :created,"
+    " :expires, :deleted, :withheld, :line_index)"
 )
 _DECISIONS: Final = TypeAdapter(tuple[DecisionRecord, ...])
 _INTERRUPTED: Final = Fault(
@@ -90,6 +91,7 @@ class ResultRow:
     expires: float
     deleted: float | None = None
     withheld: int = 0
+    line_index: builtins.bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

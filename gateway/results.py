@@ -10,7 +10,7 @@ from typing import Final
 from gateway.errors import Gone, NotFound, Unavailable, Unprocessable
 from gateway.journal import ResultRow
 from gateway.shelf import Shelf
-from stores import Damaged, PatternRefused, StoreError
+from stores import Damaged, LineIndex, PatternRefused, StoreError
 from stores import NotFound as Missing
 
 _REFERENCE: Final = re.compile(r"sandgate://(s-[0-9a-f]{32})/results/([A-Za-z0-9._/-]{1,400})")
@@ -62,14 +62,22 @@ class SessionResults:
         """Lines `first..last` (from 1, both included), and whether `max_bytes` cut them."""
         row = await self.find(reference)
         with _as_problems():
-            page = await self.shelf.store.lines(self.session_id, row.key, first, last, max_bytes=max_bytes)
+            page = await self.shelf.store.lines(
+                self.session_id,
+                row.key,
+                first,
+                last,
+                max_bytes=max_bytes,
+                index=LineIndex.from_bytes(row.line_index),
+            )
         return "\n".join(page.lines), page.truncated
 
     async def grep(self, reference: str, pattern: str, max_bytes: int) -> tuple[str, bool]:
         """Matching lines as `number:text`. Linear-time expressions (RE2); raises Unprocessable for others."""
         row = await self.find(reference)
         with _as_problems():
-            page = await self.shelf.store.grep(self.session_id, row.key, pattern, max_bytes=max_bytes)
+            index = LineIndex.from_bytes(row.line_index)
+            page = await self.shelf.store.grep(self.session_id, row.key, pattern, max_bytes=max_bytes, index=index)
         return "".join(f"{line.number}:{line.text}\n" for line in page.lines), page.truncated
 
     async def delete(self, reference: str) -> None:
@@ -78,7 +86,8 @@ class SessionResults:
 
     async def put(self, key: str, source: AsyncIterable[bytes] | bytes, media_type: str, expires: float) -> ResultRow:
         """Store something that no call printed (a collected file), and index it."""
-        stored = await self.shelf.put(self.session_id, key, source, media_type)
+        index = LineIndex()
+        stored = await self.shelf.put(self.session_id, key, _indexed(source, index), media_type)
         row = ResultRow(
             session_id=self.session_id,
             key=key,
@@ -89,6 +98,7 @@ class SessionResults:
             sha256=stored.sha256,
             created=time.time(),
             expires=expires,
+            line_index=index.to_bytes(),
         )
         self.shelf.journal.add_result(row)
         return row
@@ -97,6 +107,16 @@ class SessionResults:
         """Delete what nobody was ever told of, such as the part of a collection that a crash has ended."""
         rows = await self.shelf.journal.results(self.session_id)
         await self.shelf.unindex([row for row in rows if row.key.startswith(f"{prefix}/")])
+
+
+async def _indexed(source: AsyncIterable[bytes] | bytes, index: LineIndex) -> AsyncIterator[bytes]:
+    if isinstance(source, bytes):
+        index.add(source)
+        yield source
+        return
+    async for chunk in source:
+        index.add(chunk)
+        yield chunk
 
 
 @contextmanager

@@ -14,6 +14,7 @@ import anyio
 import anyio.to_thread
 
 from gateway.models import Stream
+from stores import LineIndex
 
 MEMORY_BYTES: Final = 1 << 20
 TAIL_BYTES: Final = 512 * 1024
@@ -21,7 +22,7 @@ TAIL_BYTES: Final = 512 * 1024
 
 class Spool:
     """A sink for bytes. Up to `keep` bytes can be read back; beyond that they are counted, and the last
-    `TAIL_BYTES` stay readable as `tail`. The digest covers what is kept.
+    `TAIL_BYTES` stay readable as `tail`. The digest covers what is kept, and so does the index `lines`.
     """
 
     def __init__(self, folder: Path, name: str, *, keep: int) -> None:
@@ -32,6 +33,7 @@ class Spool:
         self._file: int | None = None
         self._beyond = bytearray()
         self._hash = hashlib.sha256()
+        self.lines = LineIndex()
         self._changed: anyio.Event | None = None
         self.kept = 0
         self.total = 0
@@ -74,9 +76,11 @@ class Spool:
         if self._file is None:
             self._file = os.open(self._folder / self._name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             _write_all(self._file, bytes(self._memory))
+            self.lines.add(bytes(self._memory))
             self._memory.clear()
         _write_all(self._file, chunk)
         self._hash.update(chunk)
+        self.lines.add(chunk)
 
     def _announce(self) -> None:
         event, self._changed = self._changed, None

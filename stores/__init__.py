@@ -13,7 +13,7 @@ from stores.errors import (
 )
 from stores.grep import GrepLine, GrepPage
 from stores.keys import check_key, file_key, result_key
-from stores.lines import LinesPage
+from stores.lines import LineIndex, LinesPage
 from stores.pointer import escape, is_pointer, pointer, preview
 from stores.policies import (
     AlwaysOffload,
@@ -36,6 +36,7 @@ __all__ = [
     "GrepLine",
     "GrepPage",
     "KeyRefused",
+    "LineIndex",
     "LinesPage",
     "Measured",
     "NeverOffload",

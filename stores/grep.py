@@ -7,21 +7,23 @@ from typing import Final
 
 from stores.backend import Reader, blocks
 from stores.errors import PatternRefused, StoreUnavailable
+from stores.lines import LineIndex
 
 MAX_PATTERN: Final = 2000
 MAX_CONTEXT: Final = 50
 SHOWN_BYTES: Final = 1000
 """How much of one line is shown; of a longer one the part around the match."""
 
-_BLOCK_BYTES: Final = 1 << 20
+_BLOCK_BYTES: Final = 256 * 1024
+_LONG_LINE: Final = 1 << 20
 _BEFORE_MATCH: Final = 200
 _CONTEXT_WINDOW: Final = 16 * 1024
 _ESCAPE: Final = re.compile(r"\\(.)", re.DOTALL)
 _CLASS: Final = re.compile(r"(?<!\\)\[\^?\]?(?:\\.|[^\]\\])*\]", re.DOTALL)
 _MULTILINE_OFF: Final = re.compile(r"\(\?[A-Za-z]*-[A-Za-z]*m")
 
-Search = Callable[[bytes, int], tuple[int, int] | None]
-"""Find the first match at or after a position: where it begins and ends."""
+Search = Callable[[bytes, int, int], tuple[int, int] | None]
+"""Find the first match between two positions: where it begins and ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,28 +57,36 @@ class _Hit:
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """Whole lines (or a part of one over 1 MiB) and where they are: the first one's number, the first byte's offset."""
+    """Whole lines (or a part of one over 1 MiB): `text[start:stop]`, of a text whose first byte is at `offset`."""
 
     text: bytes
-    number: int
+    start: int
+    stop: int
     offset: int
 
 
 def grep(
-    reader: Reader, pattern: str, *, max_matches: int, max_bytes: int, ignore_case: bool = False, context: int = 0
+    reader: Reader,
+    pattern: str,
+    *,
+    max_matches: int,
+    max_bytes: int,
+    ignore_case: bool = False,
+    context: int = 0,
+    index: LineIndex | None = None,
 ) -> GrepPage:
     """Return the lines that the pattern matches somewhere, with `context` lines before and after each.
 
     The syntax is RE2's, whose `\\b`, `\\w` and `\\d` know ASCII only; bytes that are not UTF-8 match nothing. A line
     over 1 MiB is searched in pieces, so that a match across two of them is missed. At least one match is returned,
-    however small `max_bytes` is. Raises PatternRefused.
+    however small `max_bytes` is. An index spares counting lines. Raises PatternRefused.
     """
     if max_matches < 1 or not 0 <= context <= MAX_CONTEXT:
         raise ValueError(f"at least one match, and at most {MAX_CONTEXT} lines of context")
     search = compile_pattern(pattern, ignore_case=ignore_case)
     lines: dict[int, GrepLine] = {}
     size = 0
-    for matches, hit in enumerate(_hits(reader, search)):
+    for matches, hit in enumerate(_hits(reader, search, index or LineIndex())):
         found = [line for line in (*_around(reader, hit, context), hit.line) if _is_news(line, lines)]
         size += sum(len(line.text.encode()) for line in found)
         if matches == max_matches or (matches and size > max_bytes):
@@ -105,8 +115,8 @@ def compile_pattern(pattern: str, *, ignore_case: bool = False) -> Search:
     # its cache would keep up to 8 MiB for each of 128 patterns
     re2.purge()
 
-    def search(text: bytes, position: int) -> tuple[int, int] | None:
-        match = compiled.search(text, position)
+    def search(text: bytes, start: int, stop: int) -> tuple[int, int] | None:
+        match = compiled.search(text, start, stop)
         return (match.start(), match.end()) if match else None
 
     return search
@@ -131,45 +141,74 @@ def _reason(error: Exception) -> str:
     return reason.decode("utf-8", "replace") if isinstance(reason, bytes) else str(reason)
 
 
-def _hits(reader: Reader, search: Search) -> Iterator[_Hit]:
-    last = 0
+def _hits(reader: Reader, search: Search, index: LineIndex) -> Iterator[_Hit]:
+    numbers, last = _Numbers(reader, index), 0
     for piece in _pieces(reader):
-        for hit in _hits_in(piece, search):
+        for hit in _hits_in(piece, search, numbers):
             if hit.line.number != last:
                 last = hit.line.number
                 yield hit
 
 
-def _hits_in(piece: _Piece, search: Search) -> Iterator[_Hit]:
-    text, number, counted = piece.text, piece.number, 0
-    position = 0
-    while position < len(text) and (found := search(text, position)):
-        start = text.rfind(b"\n", 0, found[0]) + 1
-        end = text.find(b"\n", found[1])
-        end = len(text) if end < 0 else end
-        if start == len(text):  # an empty match after the last newline is no line
+def _hits_in(piece: _Piece, search: Search, numbers: "_Numbers") -> Iterator[_Hit]:
+    text, position = piece.text, piece.start
+    while position < piece.stop and (found := search(text, position, piece.stop)):
+        start = (text.rfind(b"\n", piece.start, found[0]) + 1) or piece.start
+        end = text.find(b"\n", found[1], piece.stop)
+        end = piece.stop if end < 0 else end
+        if start == piece.stop:  # an empty match after the last newline is no line
             return
-        number += text.count(b"\n", counted, start)
-        counted = start
+        number = numbers.at(piece.offset + start, piece)
         line = _show(text, number, start, end, found[0], piece.offset, matched=True)
         yield _Hit(line, piece.offset + start, piece.offset + end)
         position = end + 1
 
 
 def _pieces(reader: Reader) -> Iterator[_Piece]:
-    rest, number, offset = b"", 1, 0
+    """All lines, where they lie in the blocks that are read; only a line across two of these is put together."""
+    rest, position = b"", 0
     for block in blocks(reader, block_bytes=_BLOCK_BYTES):
-        text = rest + block
-        end = text.rfind(b"\n") + 1
-        if not end and len(text) >= _BLOCK_BYTES:
-            end = len(text)
-        if end:
-            yield _Piece(text[:end], number, offset)
-        number += text.count(b"\n", 0, end)
-        offset += end
-        rest = text[end:]
+        first, stop = block.find(b"\n") + 1, block.rfind(b"\n") + 1
+        begun = position - len(rest)
+        position += len(block)
+        if not first:
+            rest += block
+            if len(rest) >= _LONG_LINE:
+                yield _Piece(rest, 0, len(rest), begun)
+                rest = b""
+            continue
+        if rest:
+            line = rest + block[:first]
+            yield _Piece(line, 0, len(line), begun)
+        yield _Piece(block, first if rest else 0, stop, position - len(block))
+        rest = block[stop:]
     if rest:
-        yield _Piece(rest, number, offset)
+        yield _Piece(rest, 0, len(rest), position - len(rest))
+
+
+class _Numbers:
+    """The number of the line that begins at an offset; line ends are counted only up to where somebody asks."""
+
+    def __init__(self, reader: Reader, index: LineIndex) -> None:
+        self._reader = reader
+        self._index = index
+        self._offset = 0
+        self._ended = 0
+
+    def at(self, offset: int, piece: _Piece) -> int:
+        """Offsets do not go back; the piece is where this one lies."""
+        known, ended = self._index.ended_before(offset)
+        if known > self._offset:
+            self._offset, self._ended = known, ended
+        while self._offset < offset:
+            stop = offset
+            if self._offset >= piece.offset:
+                self._ended += piece.text.count(b"\n", self._offset - piece.offset, offset - piece.offset)
+            else:
+                stop = min(piece.offset, self._offset + self._reader.fetch_bytes)
+                self._ended += self._reader.read(self._offset, stop - self._offset).count(b"\n")
+            self._offset = stop
+        return self._ended + 1
 
 
 def _around(reader: Reader, hit: _Hit, context: int) -> Iterator[GrepLine]:

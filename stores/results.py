@@ -9,7 +9,7 @@ from typing import Final
 from stores.backend import StoredKey, StoredObject
 from stores.errors import Damaged
 from stores.grep import GrepPage, grep
-from stores.lines import LinesPage, page
+from stores.lines import LineIndex, LinesPage, page
 from stores.store import Probe, Source, Store
 
 MAX_MATCHES: Final = 250
@@ -76,13 +76,21 @@ class ResultStore:
             yield held
 
     async def lines(
-        self, session_id: str, key: str, first: int, last: int, *, max_bytes: int = PAGE_BYTES
+        self,
+        session_id: str,
+        key: str,
+        first: int,
+        last: int,
+        *,
+        max_bytes: int = PAGE_BYTES,
+        index: LineIndex | None = None,
     ) -> LinesPage:
         """Return the lines `first..last`, 1-based and inclusive, at most `max_bytes` stored bytes of them.
 
-        Memory is bounded by `max_bytes`, whatever the result and its lines are.
+        Memory is bounded by `max_bytes`, whatever the result and its lines are. Without an index all that is before
+        the first line is read.
         """
-        return await self._scope(session_id).scan(key, lambda reader: page(reader, first, last, max_bytes))
+        return await self._scope(session_id).scan(key, lambda reader: page(reader, first, last, max_bytes, index))
 
     async def grep(
         self,
@@ -94,6 +102,7 @@ class ResultStore:
         max_bytes: int = PAGE_BYTES,
         ignore_case: bool = False,
         context: int = 0,
+        index: LineIndex | None = None,
     ) -> GrepPage:
         """Return the lines that an RE2 pattern matches; see `stores.grep.grep`.
 
@@ -102,7 +111,13 @@ class ResultStore:
         return await self._scope(session_id).scan(
             key,
             lambda reader: grep(
-                reader, pattern, max_matches=max_matches, max_bytes=max_bytes, ignore_case=ignore_case, context=context
+                reader,
+                pattern,
+                max_matches=max_matches,
+                max_bytes=max_bytes,
+                ignore_case=ignore_case,
+                context=context,
+                index=index,
             ),
         )
 

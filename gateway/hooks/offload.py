@@ -239,6 +239,7 @@ class Offload:
             sha256=stored.sha256,
             created=now,
             expires=now + self._retention,
+            line_index=piece.content.lines.to_bytes() if isinstance(piece.content, Spool) else b"",
         )
 
     async def withhold(self, call: ToolCall, result: ToolResult, spools: Spools) -> tuple[ResultRow, ...]:

@@ -70,6 +70,7 @@ CREATE TABLE results (
     expires    REAL NOT NULL,
     deleted    REAL,
     withheld   INTEGER NOT NULL DEFAULT 0,
+    line_index BLOB NOT NULL DEFAULT x'',
     PRIMARY KEY (session_id, key)
 ) STRICT, WITHOUT ROWID;
 

@@ -1,17 +1,19 @@
 """Results: ranges, lines and search, each compared with the plain way to do it."""
 
 import hashlib
+import itertools
 import re
 import time
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stores import (
     GrepLine,
     GrepPage,
     KeyRefused,
+    LineIndex,
     LinesPage,
     NotFound,
     PatternRefused,
@@ -145,6 +147,23 @@ def test_lines_are_those_of_a_plain_split(data: bytes, first: int, more: int) ->
     assert (found.last - found.first + 1, found.total) == (len(expected), len(lines_of(data)))
 
 
+@given(st.lists(st.integers(0, 3 << 20), max_size=6), st.lists(st.integers(1, 2 << 20), min_size=1, max_size=5))
+@settings(max_examples=20, deadline=None)
+def test_index_leads_to_the_same_lines(gaps: list[int], cuts: list[int]) -> None:
+    """However the bytes came in, and whatever is between the ends of lines."""
+    data = b"".join(b"x" * gap + b"\n" for gap in gaps) + b"last"
+    index, position = LineIndex(), 0
+    for cut in itertools.cycle(cuts):
+        index.add(data[position : position + cut])
+        position += cut
+        if position >= len(data):
+            break
+    again = LineIndex.from_bytes(index.to_bytes())
+    for first in range(1, len(gaps) + 3):
+        reader = Bytes(data, 1 << 20)
+        assert page(reader, first, first + 1, 1000, again) == page(reader, first, first + 1, 1000)
+
+
 @given(texts, st.integers(1, 9))
 def test_pages_that_follow_each_other_give_every_byte(data: bytes, max_bytes: int) -> None:
     number, offset = 1, 0
@@ -177,7 +196,9 @@ def test_grep_of_one_huge_line_takes_bounded_memory() -> None:
 def test_grep_finds_the_lines_of_a_plain_loop(pattern: str, data: bytes) -> None:
     text = data.replace(b"\xff", b"_")
     expected = [n for n, line in enumerate(lines_of(text), 1) if re.search(pattern, line.decode(), ascii_only(pattern))]
-    found = grep(Bytes(text), pattern, max_matches=1000, max_bytes=100_000)
+    index = LineIndex()
+    index.add(text)
+    found = grep(Bytes(text), pattern, max_matches=1000, max_bytes=100_000, index=index)
     assert [line.number for line in found.lines] == expected
     assert [line.text for line in found.lines] == [lines_of(text)[number - 1].decode() for number in expected]
     assert all(text[line.offset :].startswith(line.text.encode()) for line in found.lines)

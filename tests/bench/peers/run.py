@@ -14,9 +14,9 @@ import sys
 import tempfile
 import time
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NotRequired, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 HERE = Path(__file__).resolve().parent
 ENVIRONMENTS = HERE.parents[2] / ".bench" / "peers"
@@ -53,6 +53,13 @@ def measure_peers(calls: int = 100, timeout: float = 600) -> list[PeerTime]:
     their number.
     """
     return [_measure(name, HERE / script, calls, timeout) for name, script in PEERS.items()]
+
+
+def run_script(name: str, arguments: Sequence[str], timeout: float = 600) -> Any:
+    """Run a script of another shape to its end, and return the JSON that it prints. Raises NotMeasured."""
+    deadline, script = time.monotonic() + timeout, HERE / name
+    stdout = _run([*_command(script, deadline), str(script), *arguments], deadline)
+    return json.loads(stdout.splitlines()[-1])
 
 
 def _measure(name: str, script: Path, calls: int, timeout: float) -> PeerTime:
