@@ -22,6 +22,7 @@ from tests.bench.hooks import measure_hooks
 from tests.bench.http import measure_floods, measure_http
 from tests.bench.peers.run import measure_peers
 from tests.bench.sandbox import measure_sandbox
+from tests.bench.stores import measure_stores
 
 ROOT = Path(__file__).parents[2]
 LATEST = ROOT / ".bench" / "latest.json"
@@ -35,6 +36,7 @@ def main() -> int:
         "http": measure_http,
         "floods": measure_floods,
         "approvals": measure_approvals,
+        "stores": measure_stores,
         "peers": _peers,
         "tests": _tests,
     }
