@@ -653,13 +653,8 @@ class DockerKind(SandboxKind[DockerSandbox]):
         """Wait for the runner, and see that it is the container's own first process."""
         deadline = time.monotonic() + _OPEN_SECONDS
         while True:
+            state = (await self.engine.ask(lambda api: api.inspect_container(name)))["State"]  # while it starts
             peer = await meeting.accept(_LOOK_SECONDS)
-            try:
-                state = (await self.engine.ask(lambda api: api.inspect_container(name)))["State"]
-            except BaseException:
-                if peer is not None:
-                    peer.sock.close()
-                raise
             if peer is not None and peer.pid in (0, state["Pid"]):
                 return peer
             if peer is not None:

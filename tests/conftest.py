@@ -4,13 +4,15 @@
 import os
 import subprocess
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
+import anyio
 import pytest
 
 pytest.register_assert_rewrite("sandboxes.conformance")
 
-from tests.engines import missing  # noqa: E402
+from tests.engines import left_in_engine, missing  # noqa: E402
 
 TEMPORARY = pytest.StashKey[str]()
 
@@ -53,6 +55,9 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 @pytest.fixture
-def state_dir(tmp_path: Path) -> Path:
-    """A folder for a gateway's state."""
-    return tmp_path / "state"
+def state_dir(tmp_path: Path) -> Iterator[Path]:
+    """A folder for a gateway's state. Sandboxes that outlive its gateways do not outlive the test."""
+    folder = tmp_path / "state"
+    yield folder
+    if (folder / "channels").exists():
+        anyio.run(left_in_engine, folder, True)

@@ -54,6 +54,17 @@ async def _local() -> str | None:
     return None if probe.works else probe.reason
 
 
+async def left_in_engine(state_dir: Path, remove: bool = False) -> list[str]:
+    """The containers, volumes and networks of the gateways with that state folder; with `remove` they are gone then."""
+    engine = Engine(state_dir, instance=(state_dir / "instance").read_text())
+    left = await engine.left()
+    if remove:
+        engine.keep(())
+        await engine.host()
+    await engine.aclose()
+    return left
+
+
 async def _docker() -> str | None:
     """The engine answers, and has our image: built here, once, where its base is there."""
     with tempfile.TemporaryDirectory() as folder:

@@ -17,8 +17,7 @@ from gateway.principals import Principal
 from gateway.sessions import Session
 from gateway.settings import Settings
 from gateway.transports.http.serving import listen, serving
-from sandboxes.docker import Engine
-from tests.engines import missing
+from tests.engines import left_in_engine, missing
 
 OPERATOR, AGENT = Principal("operator"), Principal("agent")
 
@@ -101,21 +100,7 @@ def nothing_left(state_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[N
     yield
     monkeypatch.undo()
     if (state_dir / "instance").exists() and missing("docker") is None:
-        assert anyio.run(_remove_all, engine_of(state_dir)) == []
-
-
-async def _remove_all(engine: Engine) -> list[str]:
-    left = await engine.left()
-    await engine.host()
-    await engine.aclose()
-    return left
-
-
-def engine_of(state_dir: Path) -> Engine:
-    """The engine as a gateway with that state folder sees it; for the first use of `host` no session goes on."""
-    engine = Engine(state_dir, instance=(state_dir / "instance").read_text())
-    engine.keep(())
-    return engine
+        assert anyio.run(left_in_engine, state_dir, True) == []
 
 
 Call = Callable[..., Awaitable[ToolResult]]

@@ -11,7 +11,9 @@ import pytest
 
 from gateway.gateway import Gateway
 from gateway.sessions import Session
-from tests.gateway.conftest import OPERATOR, called, engine_of, opened, running
+from sandboxes.docker import Engine
+from tests.engines import left_in_engine
+from tests.gateway.conftest import OPERATOR, called, opened, running
 from tests.gateway.test_crash import Running, gateway_process, records, text_of
 from tests.sandboxes.support import host_processes
 
@@ -20,15 +22,9 @@ pytestmark = [pytest.mark.anyio, pytest.mark.needs("docker"), pytest.mark.usefix
 DOCKER = "[profiles.default]\nkind = 'docker'\n"
 
 
-async def left_in_engine(state_dir: Path) -> list[str]:
-    engine = engine_of(state_dir)
-    left = await engine.left()
-    await engine.aclose()
-    return left
-
-
 async def remove_containers(state_dir: Path) -> None:
-    engine = engine_of(state_dir)
+    """Behind the gateway's back."""
+    engine = Engine(state_dir, instance=(state_dir / "instance").read_text())
     for name in await engine.left():
         await engine.remove(name.removeprefix("container /"))
     await engine.aclose()

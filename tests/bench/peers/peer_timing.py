@@ -11,6 +11,8 @@ from collections.abc import Awaitable, Callable
 from importlib.metadata import version
 from statistics import median
 
+IMAGE = "sandgate/sandbox"
+"""What the Docker peers run, so that none waits for a download."""
 WARM_UP_CALLS = 5
 DEFAULT_CALLS = 100
 

@@ -25,6 +25,9 @@ PEERS = {
     "llm-sandbox (bubblewrap)": "llm_sandbox_bubblewrap.py",
     "OpenAI Agents SDK (unix-local)": "openai_agents_unix_local.py",
     "bashkit": "bashkit_shell.py",
+    "llm-sandbox (docker)": "llm_sandbox_docker.py",
+    "OpenAI Agents SDK (docker)": "openai_agents_docker.py",
+    "pydantic-ai-backend's sandboxd": "pydantic_ai_sandboxd.py",
 }
 # https://packaging.python.org/en/latest/specifications/inline-script-metadata/
 METADATA = re.compile(r"(?m)^# /// script$\s(?P<content>(^#(| .*)$\s)+)^# ///$")
