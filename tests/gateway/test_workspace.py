@@ -24,7 +24,7 @@ from sandboxes import SandboxContext, SandboxHook
 from tests.gateway.conftest import called, opened, running, served, settings_of
 from tests.stores.servers import S3, s3_server
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("nothing_left")]
 KINDS = [
     pytest.param("local", marks=pytest.mark.needs("local")),
     pytest.param("docker", marks=pytest.mark.needs("docker")),
@@ -204,6 +204,7 @@ async def test_a_setup_command_runs_before_the_first_call(state_dir: Path, kind:
     async with running(state_dir, profiles=profile(kind, setup="tr a-z A-Z < seed > $HOME/large && pwd")) as gateway:
         session = await opened(gateway, seed=[{"path": "seed", "text": "seed"}])
         assert await ran(gateway, session, "cat ~/large") == "SEED"
+        await gateway.close_session(session)
 
 
 @pytest.mark.needs("local")
@@ -226,6 +227,7 @@ async def test_a_git_identity_is_there(state_dir: Path, kind: str) -> None:
             return
         committed = "git init -q r && cd r && git commit -q --allow-empty -m x && git log --format='%an <%ae>'"
         assert await ran(gateway, session, committed) == f"{identity['name']} <{identity['email']}>"
+        await gateway.close_session(session)
 
 
 # seeds
@@ -242,6 +244,7 @@ async def test_a_git_bundle_is_cloned(state_dir: Path, bundle: Path, kind: str, 
         )
         assert said.splitlines() == ["from the bundle", "## main...origin/main", "first"]
         assert await ran(gateway, session, "ls -A ~") == ""
+        await gateway.close_session(session)
 
 
 async def test_a_git_bundle_needs_git(state_dir: Path, bundle: Path) -> None:
@@ -367,6 +370,7 @@ async def test_seeded_files_belong_to_the_sandbox(state_dir: Path, tmp_path: Pat
         assert await ran(gateway, session, "cat d*/* | sort -n | sha256sum") == sha256_of(1000) + "  -"
         command = "./run; rm d3/f3; echo new > d4/f4; find d0 -type f -perm 644 | wc -l"
         assert await ran(gateway, session, command) == "ran\n100"
+        await gateway.close_session(session)
 
 
 def sha256_of(count: int) -> str:
