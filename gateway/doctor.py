@@ -10,9 +10,10 @@ import stat
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final, Literal
 
@@ -22,10 +23,13 @@ from gateway.build import State, build_kind, build_store, check_configuration, k
 from gateway.errors import SandgateError
 from gateway.settings import Profile, Settings
 from gateway.transports.http.serving import listen
+from gateway.workspace import collect_uri, is_remote
 from sandboxes import Probe
 from sandboxes import bwrap as bubblewrap
 from sandboxes.errors import SandboxError
 from sandboxes.machine import remedy_for
+from stores import Source, Store
+from stores.local import PARTIAL
 
 Verdict = Literal["ok", "weak", "broken"]
 KNOWN_KINDS: Final = ("local", "docker", "virtual")
@@ -87,6 +91,8 @@ async def examine(settings: Settings, folder: Path, state_dir: Path) -> list[Che
             checks += [*await _kind(profile, folder, scratch, needed=key in needed)]
         checks += _networks(settings)
         checks += [*await _store(settings, folder, scratch)]
+    checks += [one async for one in _collections(settings, folder)]
+    checks += [one async for one in _seeds(settings)]
     return [*checks, _state(state_dir, running=running), _port(settings, running=running)]
 
 
@@ -254,21 +260,62 @@ def _cgroups(controllers: str) -> Check:
 
 async def _store(settings: Settings, folder: Path, scratch: State) -> Iterable[Check]:
     """The configured store, tried for real; the default one at the same place under another name."""
+    where = "the state folder" if settings.store.uri is None else ""
+    return await _tried("store", where, lambda: build_store(settings, folder, scratch))
+
+
+async def _collections(settings: Settings, folder: Path) -> AsyncIterator[Check]:
+    """Where sessions' files go at their end: each place tried for real, since later nobody could mend it."""
+    wanted = (collect_uri(one.to, folder) for profile in settings.profiles.values() for one in profile.collect)
+    for to in dict.fromkeys(wanted):
+        with _as_it_was(to):
+            checks = await _tried("collect", to, partial(Store.from_uri, to))
+        for check in checks:
+            yield check
+
+
+@contextmanager
+def _as_it_was(to: str) -> Iterator[None]:
+    """Folders of this machine that are made by trying are removed again, as long as they are empty."""
+    place = Path(to.removeprefix("file://"))
+    made = [one for one in (place / PARTIAL, place, *place.parents) if not is_remote(to) and not one.exists()]
+    yield
+    for folder in made:
+        with suppress(OSError):
+            folder.rmdir()
+
+
+async def _seeds(settings: Settings) -> AsyncIterator[Check]:
+    """What lies elsewhere and sessions begin with; `configuration` has looked at what lies here."""
+    wanted = (one.source for profile in settings.profiles.values() for one in profile.seed if is_remote(one.source))
+    for uri in dict.fromkeys(wanted):
+        try:
+            with anyio.fail_after(_PROGRAM_SECONDS):
+                found = await anyio.to_thread.run_sync(Source.at(uri).exists, abandon_on_cancel=True)
+        except Exception as error:  # a foreign file system: whatever it raises means that it cannot be read
+            reason = getattr(error, "message", str(error) or type(error).__name__)
+            yield Check("seed", "broken", f"{uri}: {reason}", getattr(error, "remedy", ""), needed=True)
+            continue
+        verdict: Verdict = "ok" if found else "broken"
+        yield Check("seed", verdict, f"{uri}: {'is there' if found else 'nothing is there'}", needed=True)
+
+
+async def _tried(label: str, where: str, opened: Callable[[], Store]) -> list[Check]:
     try:
-        store = build_store(settings, folder, scratch)
+        store = opened()
         try:
             probe = await store.probe()
         finally:
             await store.aclose()
     except Exception as error:  # a foreign file system: whatever it raises means that it does not work
         remedy = getattr(error, "remedy", "")
-        return [Check("store", "broken", str(getattr(error, "message", error)), remedy, needed=True)]
+        return [Check(label, "broken", str(getattr(error, "message", error)), remedy, needed=True)]
     if not probe.works:
-        return [Check("store", "broken", probe.reason, probe.remedy, needed=True)]
-    where = "the state folder" if settings.store.uri is None else store.kind
+        place = f"{where}: " if where else ""
+        return [Check(label, "broken", f"{place}{probe.reason}", probe.remedy, needed=True)]
     return [
-        Check("store", "ok", f"{where}; written, read and deleted", needed=True),
-        *(Check("store", "weak", f"not enforced: {gap}", needed=True) for gap in probe.not_enforced),
+        Check(label, "ok", f"{where or store.kind}; written, read and deleted", needed=True),
+        *(Check(label, "weak", f"not enforced: {gap}", needed=True) for gap in probe.not_enforced),
     ]
 
 

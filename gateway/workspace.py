@@ -41,7 +41,7 @@ class WorkspaceHooks:
             hooks.append(SetupCommand(profile.setup))
         targets: dict[str, list[str]] = {}
         for one in profile.collect:
-            targets.setdefault(_target_uri(one.to, self.folder), []).append(one.match)
+            targets.setdefault(collect_uri(one.to, self.folder), []).append(one.match)
         hooks += [CollectWorkspace(globs, _folder_target(to, row.id), max_bytes=size) for to, globs in targets.items()]
         if request.collect:
             expires = row.expires + self.settings.store.retention_hours * 3600
@@ -108,7 +108,12 @@ def check_seed(name: str, profile: Profile, folder: Path) -> None:
                 raise SettingsError(f"profiles.{name}: {uri}: {error.message}", error.remedy) from error
 
 
-def _target_uri(to: str, folder: Path) -> str:
+def is_remote(uri: str) -> bool:
+    """Whether it names a place that is not on this machine."""
+    return _host_path(uri, Path()) is None
+
+
+def collect_uri(to: str, folder: Path) -> str:
     """One spelling for each place, since two collections into one would be in each other's way."""
     path = _host_path(to, folder)
     return to.rstrip("/") if path is None else f"file://{path}" if "://" in to else str(path)

@@ -65,6 +65,11 @@ class Source:
         """The last part of the address: what a single file is called."""
         return self.place.rstrip("/").rpartition("/")[2].partition("?")[0] or "file"
 
+    def exists(self) -> bool:
+        """Whether anything is there."""
+        with translated():
+            return bool(self.filesystem.exists(self.place))
+
     def is_folder(self) -> bool:
         """Whether files are below it; a page of the web is always a file."""
         if self.filesystem.protocol == ("http", "https"):

@@ -8,6 +8,7 @@ import sys
 from contextlib import AsyncExitStack
 from pathlib import Path
 
+import fsspec
 import pytest
 
 from gateway.doctor import examine, held, remedy_of_gap
@@ -98,6 +99,27 @@ async def test_a_store_that_cannot_be_written_is_broken(tmp_path: Path) -> None:
     settings = settings_of(store={"uri": str(tmp_path / "file" / "store")})
     found = {one.name: one for one in await examine(settings, tmp_path, tmp_path / "state")}
     assert found["store"].fails
+
+
+async def test_where_sessions_collect_to_and_seed_from_is_tried(tmp_path: Path) -> None:
+    """A place that cannot be written is known before the first session loses its files there."""
+    (tmp_path / "file").write_text("")
+    fsspec.filesystem("memory").pipe_file("/doctor/seed", b"x")
+    profile = {
+        "kind": "virtual",
+        "collect": tuple({"match": "*", "to": to} for to in ("file/below", "good/in/it", "memory://m")),
+        "seed": tuple({"from": uri} for uri in ("memory://doctor/seed", "memory://doctor/none", "file")),
+    }
+    found = await examine(settings_of(profiles={"default": profile}), tmp_path, tmp_path / "state")
+    told = [(one.name, one.verdict, one.fails) for one in found if one.name in ("collect", "seed")]
+    assert told == [
+        ("collect", "broken", True),
+        ("collect", "ok", False),
+        ("collect", "ok", False),
+        ("seed", "ok", False),
+        ("seed", "broken", True),
+    ]
+    assert [one.name for one in tmp_path.iterdir()] == ["file"]
 
 
 @pytest.mark.parametrize(("mode", "verdict"), [(0o700, "ok"), (0o755, "weak")])
