@@ -3,7 +3,7 @@
 import hashlib
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
@@ -49,8 +49,11 @@ class Approvals:
 
     # the call's side
 
-    async def ask(self, call: ToolCall, original: Arguments, questions: Sequence[Question]) -> Approval:
-        """Ask, or take up what was asked before for the same call, and wait for the decision.
+    async def ask(
+        self, call: ToolCall, original: Arguments, questions: Sequence[Question], tell: Callable[[str], None]
+    ) -> Approval:
+        """Ask, or take up what was asked before for the same call, and wait for the decision; who listens to the call
+        is told.
 
         What comes back is `waiting` where nobody decided within `wait_seconds`; anything else was given to this call.
         A call that is cancelled while it waits ends its approval. Raises TooMany.
@@ -60,7 +63,7 @@ class Approvals:
             id = await self._earlier(call, digest) or await self._new(call, digest, original, questions)
             with self._claimed(id) as decided:
                 try:
-                    approval = await self._decision(id, decided)
+                    approval = await self._decision(id, decided, tell)
                 except anyio.get_cancelled_exc_class():
                     with anyio.CancelScope(shield=True):
                         await self._expire([await self.get(id)], used=True)
@@ -101,9 +104,11 @@ class Approvals:
         finally:
             self._waiting.pop(id, None)
 
-    async def _decision(self, id: str, decided: anyio.Event) -> Approval:
+    async def _decision(self, id: str, decided: anyio.Event, tell: Callable[[str], None]) -> Approval:
         """The approval when it is decided, or when the wait is over. A waiting call keeps nothing of it in memory."""
-        with anyio.move_on_after(await self._seconds_left(id)):
+        if (seconds := await self._seconds_left(id)) > 0:
+            tell(f"waits for a person's decision: {id}")
+        with anyio.move_on_after(seconds):
             await decided.wait()
         await self.expire_due()
         return await self.get(id)

@@ -3,7 +3,7 @@
 import hashlib
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import anyio
@@ -116,7 +116,7 @@ class CallRunner:
                 if judged.runs:
                     outcome, failure = await self._run_tool(session, active, judged.call, trail)
             if judged.questions:  # what waits for a person takes no place of those that run
-                judged = await self._approved(session, judged, trail)
+                judged = await self._approved(session, judged, trail, active.tell)
                 if judged.runs:
                     async with session.parallel:
                         outcome, failure = await self._run_tool(session, active, judged.call, trail)
@@ -165,11 +165,13 @@ class CallRunner:
             return Judged(call, questions=(*passed.questions, _question(call, ruling)), asked=asked)
         return Judged(call, questions=passed.questions, asked=asked)
 
-    async def _approved(self, session: Session, judged: "Judged", trail: Trail) -> "Judged":
+    async def _approved(
+        self, session: Session, judged: "Judged", trail: Trail, tell: Callable[[str], None]
+    ) -> "Judged":
         """Let a person decide; arguments that they edited are checked as the first ones were, hooks aside."""
         call, started = judged.call, time.perf_counter()
         try:
-            approval = await self.approvals.ask(call, judged.asked, judged.questions)
+            approval = await self.approvals.ask(call, judged.asked, judged.questions, tell)
         except TooMany as problem:
             return Judged(call, Outcome("denied", code=problem.code, message=problem.message, remedy=problem.remedy))
         trail.append(_answered(approval, started))

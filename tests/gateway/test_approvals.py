@@ -24,6 +24,7 @@ from gateway.pipeline import Pipeline
 from gateway.sessions import Session
 from tests.gateway.commandline import serve
 from tests.gateway.conftest import Served, called, opened, running, served
+from tests.gateway.test_mcp import ERAS, speaking, texts
 
 pytestmark = [pytest.mark.anyio, pytest.mark.needs("local")]
 
@@ -625,6 +626,23 @@ async def test_call_is_held_as_a_stream_too(state_dir: Path) -> None:
             [approval] = await asked(server.gateway)
             await decide(server.gateway, approval)
             assert [(await anext(events)).event for _ in range(2)] == ["output", "result"]
+
+
+@pytest.mark.parametrize("mode", ERAS)
+async def test_mcp_client_is_told_that_its_call_waits(state_dir: Path, mode: str) -> None:
+    async with asking_server(state_dir) as server:
+        told: list[str | None] = []
+
+        async def hear(progress: float, total: float | None, message: str | None) -> None:
+            told.append(message)
+            if message is not None and message.startswith("waits for a person's decision: "):
+                await decide(server.gateway, message.rpartition(" ")[2])
+
+        session = await server.session()
+        async with speaking(server, session["token"], mode) as client:
+            with anyio.fail_after(60):
+                result = await client.call_tool("bash", {"command": "echo hi"}, progress_callback=hear)
+        assert (texts(result), "waits for a person's decision: a-0001" in told) == ("hi", True)
 
 
 async def test_vanished_client_ends_its_approval(state_dir: Path) -> None:

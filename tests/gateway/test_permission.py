@@ -1,5 +1,6 @@
 """Permissions: which rule decides, what a pattern means, and that nothing is allowed that was not read."""
 
+import functools
 import os
 import shutil
 import subprocess
@@ -8,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
@@ -18,7 +20,7 @@ from gateway.hooks.permission import MODES, PermissionPolicy, PermissionRule, Pe
 from gateway.hooks.script import MAX_SCRIPT_CHARACTERS, RUNNERS, read_script
 from gateway.matching import words_match
 from gateway.models import Arguments
-from tests.gateway.conftest import settings_of
+from tests.gateway.conftest import served, settings_of
 
 pytestmark = pytest.mark.anyio
 
@@ -182,6 +184,30 @@ def test_no_script_is_slow_to_read(nest: str) -> None:
     started = time.perf_counter()
     read_script((nest * MAX_SCRIPT_CHARACTERS)[:MAX_SCRIPT_CHARACTERS])
     assert time.perf_counter() - started < 2  # 0.1 s on an idle machine
+
+
+@pytest.mark.needs("local")
+async def test_other_requests_live_while_the_worst_script_is_read(state_dir: Path) -> None:
+    """A57: reading takes no turn of the event loop's."""
+    rules = {"careful": {"rules": [{"tools": ["bash"], "deny": ["curl *"]}]}}
+    profiles = {"default": {"permission": "careful"}}
+    server_settings = {"approval_wait_seconds": 0.01}
+    script = ('echo "$(' * MAX_SCRIPT_CHARACTERS)[:MAX_SCRIPT_CHARACTERS]
+    async with served(state_dir, permissions=rules, profiles=profiles, server=server_settings) as server:
+        session = await server.session()
+        slowest = 0.0
+        async with anyio.create_task_group() as tasks:
+            for _ in range(8):
+                tasks.start_soon(functools.partial(server.call, session, "bash", command=script))
+            for _ in range(20):
+                started = anyio.current_time()
+                assert (await server.anonymous.get("/healthz")).status_code == 200
+                slowest = max(slowest, anyio.current_time() - started)
+        answers = [
+            one["status"] for one in (await server.agent.get(f"/v1/sessions/{session['id']}/calls")).json()["calls"]
+        ]
+    assert answers == ["pending"] * 8
+    assert slowest < 2  # under 0.1 s on an idle machine
 
 
 # commands
