@@ -54,6 +54,7 @@ pathlib.Path("out").mkdir(exist_ok=True)
 pathlib.Path("out/summary.json").write_text(json.dumps(busiest))
 print(f"{{len(lines):,}} lines, most of them in {{busiest[0][0]}}")
 """
+_REJECTION: Final = "not before the tests pass"
 _COUNT_AS_TEXT: Final = (
     f"mkdir -p out; cut -d'(' -f1 {SEED_NAME} | cut -d' ' -f2- | sort | uniq -c | sort -rn | head > out/summary.txt; "
     f"wc -l < {SEED_NAME}"
@@ -228,7 +229,7 @@ def settings_for(kind: str, place: Path) -> Settings:
                     "collect": [{"match": "out/**", "to": str(place / "collected")}],
                 }
             },
-            "permissions": {"careful": {"rules": [{"tools": ["deploy"], "otherwise": "deny"}]}},
+            "permissions": {"careful": {"rules": [{"tools": ["deploy"], "otherwise": "ask"}]}},
             "hooks": [{"use": f"{__name__}:{NoPush.__name__}", "tools": ["bash"]}],
             "tools": [
                 {
@@ -259,7 +260,7 @@ def steps(log: bytes, *, programs: bool) -> list[Step]:
             lambda _: {"file_path": "out/notes.md", "old_string": "TODO", "new_string": "read."},
             shows="1 replacement",
         ),
-        Step("deploy", lambda _: {"target": "production"}, "denied", shows="not allowed here"),
+        Step("deploy", lambda _: {"target": "production"}, "denied", shows=_REJECTION),
         Step("bash", lambda _: {"command": "git push origin main"}, "skipped", shows="pushing is not allowed here"),
         Step(
             "bash",
@@ -286,12 +287,15 @@ async def _run(
         built_gateway(settings, place, state) as gateway,
         serving(gateway, tokens, settings, listen(settings.server)) as url,
         Client(url, token) as client,
+        Client(url, tokens.stored("operator")) as operator,
     ):
         [sandbox_kind] = gateway.profiles.kinds().values()
         wanted = steps(log, programs="python3" not in sandbox_kind.lacks)
-        async with client.session() as session:
+        async with client.session() as session, anyio.create_task_group() as tasks:
+            tasks.start_soon(_reject, operator)
             results = await _called(session, wanted)
             record, processes = await session.record(), descendants()
+            tasks.cancel_scope.cancel()
         large = next((one for result in results for one in result.references), None)
         expected = hashlib.sha256(log[:LARGE_BYTES]).hexdigest()
         read_back = await anyio.to_thread.run_sync(_read_back, large, expected, url, token)
@@ -309,6 +313,12 @@ async def _run(
         _collected(place / "collected" / session.id),
         session.close_report,
     ), processes
+
+
+async def _reject(operator: Client) -> None:
+    """The person who decides, in this demo without looking."""
+    async for approval in operator.watch_approvals():
+        await operator.deny(approval.id, _REJECTION)
 
 
 async def _called(session: Session, wanted: Sequence[Step]) -> list[ToolResult]:
