@@ -18,6 +18,7 @@ _NUMBER: Final = re.compile(rb"\d{1,20}")
 _TITLE_BYTES: Final = 200
 _STATE_BYTES: Final = 1024
 _START_TRIES: Final = 3
+_NO_PROCESS: Final = (("pids", ""), ("errno", "EAGAIN"))
 _LOST_SLOT: Final = "the slot of this job was killed or stopped, and its output is lost"
 
 
@@ -43,11 +44,14 @@ class DirectJobs(Jobs):
         shown = title.encode(errors="replace").replace(b"\0", b"?")[:_TITLE_BYTES]
         body = run_request(argv, cwd, {**self._env, **(env or {})}, operation=b"start\0" + shown)
         async with self._lock:
-            await self._make_room()
-            for _ in range(_START_TRIES):
+            if len(await self._names()) >= MOST_JOBS and not await self._forget_oldest():
+                raise TooManyJobs(f"{MOST_JOBS} background jobs run here", "Stop one of them first.")
+            for _ in range(_START_TRIES + MOST_JOBS):
                 ended, accepted, _ = await self._ask(body, b"n" + name.encode())
                 if ended.word == "done":
                     return
+                if (ended.word, ended.detail) in _NO_PROCESS and await self._forget_oldest():
+                    continue
                 if ended.word != "gone":
                     refuse(ended, cwd if ended.word == "file" else argv[0])
                 if accepted:
@@ -74,14 +78,13 @@ class DirectJobs(Jobs):
             await self._tell(name, b"stop")
             return (await self._look(name, 0, 0)).job
 
-    async def _make_room(self) -> None:
-        if len(await self._names()) < MOST_JOBS:
-            return
+    async def _forget_oldest(self) -> bool:
+        """Forget the oldest that has ended, and its process with it; False where all run."""
         async for job in self._jobs():
             if job.exit is not None:
                 await self._tell(job.name, b"forget")
-                return
-        raise TooManyJobs(f"{MOST_JOBS} background jobs run here", "Stop one of them first.")
+                return True
+        return False
 
     async def _jobs(self) -> AsyncIterator[Job]:
         """All of them, the oldest first; one whose slot is lost meanwhile is left out."""

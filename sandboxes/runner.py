@@ -65,6 +65,7 @@ CHUNK = 256 * 1024
 LOG_BYTES = 1 << 20  # of a job's output this much is kept for sure, twice as much at most
 PIPE_BYTES = 64 * 1024
 OOM_SCORE = b"500"
+IDLE, LEAVING = b"i", b"l"  # what a slot says to PID 1
 WALL = 0x40000000  # __WALL: also children that were cloned without an exit signal
 PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER = 4, 36
 FD = struct.Struct("i")
@@ -639,6 +640,7 @@ class Slot:
         while self.serve_one(self.operations):
             if self.job is not None:
                 self.attend(self.job)
+                return  # the job is forgotten, and the process may be wanted for another
 
     def serve_one(self, operations: dict[bytes, Operation]) -> bool:
         """Serve the next call; False at the end of the link."""
@@ -648,8 +650,8 @@ class Slot:
         call = Call(fds)
         answer = self.answer(call, operations)
         call.close_streams()
-        if self.job is None:
-            self.link.send(b"i")  # idle before the answer: the next call may follow it at once
+        if self.job is None:  # told before the answer, as the next call may follow that at once
+            self.link.send(IDLE if operations is self.operations else LEAVING)
         call.tell(answer)
         call.close()
         return True
@@ -1231,6 +1233,8 @@ class Runner:
             self.drop(pid)
             return
         self.forget_jobs(pid)
+        if data == LEAVING:
+            return
         if len(self.idle) >= IDLE_SLOTS:
             self.leaving.add(pid)  # it may still have to give its answer; then it sees the end of its link and goes
             self.forget(pid)

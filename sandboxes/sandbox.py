@@ -159,7 +159,8 @@ class Jobs(ABC):
     """The background jobs of one sandbox: programs that run on after the call that started them, until they end, are
     stopped, or the sandbox ends. They and their output are kept inside the sandbox.
 
-    At most `MOST_JOBS` are kept, the oldest that has ended makes room. Of each job's output (both streams, as they
+    At most `MOST_JOBS` are kept, each for one process of the sandbox's limit besides its own; the oldest that has ended
+    makes room. Of each job's output (both streams, as they
     came) the last `JOB_LOG_BYTES` are kept at least, twice as much at most: a flood neither fills anything nor waits
     for a reader. Every method raises SandboxLost once the sandbox is dead, and JobNotFound for what is not there.
     """

@@ -40,6 +40,18 @@ async def test_not_enforced_is_named(small: LocalSandbox, plain: LocalSandbox, k
     assert plain.not_enforced == ("memory: per process only", "cpus: not limited", "workspace_size: per file only")
 
 
+async def test_jobs_that_have_ended_make_room_where_processes_are_few(kind: LocalKind) -> None:
+    """Each keeps a process for what it wrote, until another needs it."""
+    sandbox = await kind.open(SandboxSpec("few", limits=Limits(processes=4)))
+    for number in range(20):
+        await sandbox.jobs.start(f"j-{number}", ["echo", str(number)])
+        with anyio.fail_after(10):
+            while (output := await sandbox.jobs.read(f"j-{number}")).job.exit is None:
+                await anyio.sleep(0.02)
+        assert output.data == b"%d\n" % number
+    assert 1 <= len(await sandbox.jobs.list()) < 16
+
+
 BOMB = "bomb() { bomb | bomb & bomb; }; bomb"
 
 
