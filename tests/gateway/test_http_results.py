@@ -1,5 +1,6 @@
 """Stored results over HTTP: the list, byte ranges, pages; and what the answers that refuse carry in their headers."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -88,3 +89,19 @@ async def test_full_gateway_says_when_to_come_back(state_dir: Path) -> None:
         answer = await server.agent.post("/v1/sessions", json={})
     assert (answer.status_code, answer.headers["retry-after"]) == (429, "5")
     assert "www-authenticate" not in answer.headers
+
+
+async def test_no_line_of_a_stream_is_over_a_mebibyte(state_dir: Path) -> None:
+    """R77: readers drop a stream whose lines are longer; what is left out is said."""
+    rules = [{"tools": ["*"], "when": "never"}]
+    async with served(state_dir, offload={"rules": rules}) as server:
+        session = await server.session()
+        body = {"tool": "bash", "arguments": {"command": "head -c 3000000 /dev/zero; head -c 3000000 /dev/zero >&2"}}
+        async with server.agent.stream(
+            "POST", f"/v1/sessions/{session['id']}/calls", json=body, headers={"accept": "text/event-stream"}
+        ) as answer:
+            lines = [line async for line in answer.aiter_lines()]
+    assert max(len(line.encode()) for line in lines) <= 1 << 20
+    result = json.loads(lines[lines.index("event: result") + 1].removeprefix("data: "))
+    assert (result["status"], result["truncated"]) == ("ok", True)
+    assert "cut to fit one event" in result["notes"][-1]

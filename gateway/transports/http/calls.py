@@ -15,6 +15,7 @@ from fastapi.sse import format_sse_event
 from pydantic import ValidationError
 from starlette.responses import Response, StreamingResponse
 
+from gateway.answer import bounded
 from gateway.calls import ActiveCall, OutputEvent, ProgressEvent, output_events
 from gateway.errors import NotFound, Unprocessable
 from gateway.models import STREAMS, CallRecord, CallRequest, Stream, ToolResult, Wire
@@ -32,6 +33,9 @@ QUICK_SECONDS: Final = 0.02
 MAX_KEY_CHARACTERS: Final = 255
 MAX_SEQUENCE: Final = 2**63 - 1
 EVENT_STREAM: Final = "text/event-stream"
+LINE_BYTES: Final = 1 << 20
+PIECE_BYTES: Final = 64 * 1024
+"""Of a result that is over the line; JSON makes six characters of one that is a control character."""
 CALLS_PATH: Final = re.compile(r"/v1/sessions/(?P<session_id>[^/]+)/calls")
 _EVENT_ID: Final = re.compile(r"stdout:(\d{1,18}),stderr:(\d{1,18})")
 
@@ -207,7 +211,18 @@ async def _events(active: ActiveCall, start: dict[Stream, int]) -> AsyncIterator
                 case None:
                     yield b": keepalive\n\n"
         result = await active.wait()
-        yield format_sse_event(event="result", data_str=result.model_dump_json())
+        yield format_sse_event(event="result", data_str=_result_line(result))
+
+
+def _result_line(result: ToolResult) -> str:
+    """The result on one line of bounded size: readers drop a stream whose lines are over 1 MiB, and what is left out
+    here has been streamed, or is stored."""
+    line = result.model_dump_json()
+    if len(line) <= LINE_BYTES // 4 or len(line.encode()) <= LINE_BYTES:
+        return line
+    note = f"cut to fit one event of {LINE_BYTES:,} bytes"
+    result = result.model_copy(update={"notes": (*result.notes, note)})
+    return bounded(result, PIECE_BYTES, cut=True).model_dump_json()
 
 
 def _output(event: OutputEvent) -> Output:
