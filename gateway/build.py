@@ -433,12 +433,12 @@ def build_sandbox_hooks(settings: Settings, folder: Path) -> dict[str, tuple[San
 
 
 def build_sandbox_hook(one: SandboxHookSettings, folder: Path) -> SandboxHook:
-    try:
-        hook = imported(one.use, folder)(**one.options)
-    except (TypeError, ValueError) as error:
-        raise SettingsError(f"sandbox_hooks: {one.use}: {error}", "Check its options.") from error
-    if not isinstance(hook, SandboxHook):
-        raise SettingsError(f"sandbox_hooks: {one.use}: not a SandboxHook", "Derive it from sandboxes.SandboxHook.")
+    hook = imported(one.use, folder)
+    if not isinstance(hook, SandboxHook) or one.options:
+        try:
+            hook = from_dict({"type": one.use, "state": one.options}, SandboxHook, allowed_modules=None)
+        except SettingsError as error:
+            raise SettingsError(f"sandbox_hooks: {one.use}: {error.message}", error.remedy) from error
     for method in (hook.on_create, hook.on_destroy):
         if not inspect.iscoroutinefunction(method):
             raise SettingsError(f"sandbox_hooks: {one.use}: {method.__name__} is not async", "Write `async def`.")

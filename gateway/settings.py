@@ -74,6 +74,12 @@ def _in_workspace(path: str) -> str:
     return path
 
 
+def _lasting(uri: str) -> str:
+    if uri.startswith("memory:"):
+        raise ValueError("what is collected into memory ends with its session; name a folder, or s3://bucket/prefix")
+    return uri
+
+
 class Server(Wire):
     """Where and for whom the gateway listens, and its machine-wide limits."""
 
@@ -130,7 +136,7 @@ class Collect(Wire):
     """What is taken when a session ends: files that match, into `<to>/<session>/` with a manifest."""
 
     match: str
-    to: str
+    to: Annotated[str, AfterValidator(_lasting)]
 
 
 class SandboxHookSettings(Wire):

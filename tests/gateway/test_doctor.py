@@ -107,7 +107,7 @@ async def test_where_sessions_collect_to_and_seed_from_is_tried(tmp_path: Path) 
     fsspec.filesystem("memory").pipe_file("/doctor/seed", b"x")
     profile = {
         "kind": "virtual",
-        "collect": tuple({"match": "*", "to": to} for to in ("file/below", "good/in/it", "memory://m")),
+        "collect": tuple({"match": "*", "to": to} for to in ("file/below", "good/in/it", "good")),
         "seed": tuple({"from": uri} for uri in ("memory://doctor/seed", "memory://doctor/none", "file")),
     }
     found = await examine(settings_of(profiles={"default": profile}), tmp_path, tmp_path / "state")

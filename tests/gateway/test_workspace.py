@@ -175,9 +175,10 @@ class Sync(SandboxHook):
     [
         ("tests.gateway.test_workspace:Sync", {}, "on_create is not async"),
         ("tests.gateway.test_workspace:Noting", {"nam": "x"}, "unexpected keyword argument 'nam'"),
-        ("pathlib:Path", {}, "not a SandboxHook"),
+        ("fractions:Fraction", {}, "not a SandboxHook"),
         ("tests.gateway.test_workspace:Nothing", {}, "has no Nothing"),
         ("gateway.workspace_hooks.git:GitIdentity", {"name": "a\nb", "email": "x"}, "one line each"),
+        ("gateway.workspace_hooks.git:GitIdentity", {}, "missing 2 required"),
     ],
 )
 def test_a_wrong_hook_is_refused_at_the_start(use: str, options: dict[str, Any], says: str) -> None:
@@ -455,3 +456,9 @@ def test_a_seed_that_cannot_be_is_refused_at_the_start(tmp_path: Path, seed: str
     )
     with pytest.raises(SettingsError, match=says):
         check()
+
+
+def test_a_collection_into_memory_is_refused_at_the_start() -> None:
+    """It would be gone before anybody could look."""
+    with pytest.raises(ValueError, match="ends with its session"):
+        settings_of(profiles=profile(collect=({"match": "*", "to": "memory://x"},)))
