@@ -89,6 +89,7 @@ class TestDockerInMemory(Docker):
         return await kind.open(SandboxSpec("conformance"))
 
 
+@pytest.mark.slow
 class TestDockerOnDisk(Docker):
     @pytest.fixture
     async def sandbox(self, engine: Engine) -> AsyncIterator[DockerSandbox]:
