@@ -110,12 +110,13 @@ def _unwrapped(found: Any) -> Any:
 
 
 def _state(value: object) -> dict[str, Any]:
-    to_state = getattr(value, "to_state", None)
+    to_state, parameters = getattr(value, "to_state", None), _parameters(type(value))
     if to_state is not None:
-        return dict(to_state())
+        absent = {name for name, one in parameters.items() if one.default is None}  # what TOML cannot say
+        return {name: kept for name, kept in to_state().items() if kept is not None or name not in absent}
     return {
         name: kept
-        for name, parameter in _parameters(type(value)).items()
+        for name, parameter in parameters.items()
         if (kept := _kept(value, name, parameter)) is not parameter.default and not _same(kept, parameter.default)
     }
 

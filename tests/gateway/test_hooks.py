@@ -19,6 +19,7 @@ from gateway.inputs import Depends, SessionInput
 from gateway.models import CallRequest, Stream, ToolCall, ToolResult
 from gateway.settings import HookSettings
 from gateway.tools.tool import ToolContext
+from sandboxes import SandboxHook
 from tests.gateway.conftest import called, opened, running, served
 
 pytestmark = pytest.mark.anyio
@@ -230,6 +231,10 @@ class NoMethods(Hook):
     pass
 
 
+class Prepares(SandboxHook):
+    """seed-facts 6.2: the other kind of hook."""
+
+
 class NeedsOptions(Hook):
     def __init__(self, limit: int) -> None:
         if limit < 0:
@@ -253,6 +258,7 @@ class NeedsOptions(Hook):
         ({"use": "plain"}, "a plain function"),
         ({"use": "SEEN"}, "not a Hook"),
         ({"use": "Callables"}, "not a Hook"),
+        ({"use": "Prepares"}, "not a Hook"),
         ({"use": "shouts", "options": {"loud": True}}, "not a Hook"),
         ({"use": "NeedsOptions"}, "missing 1 required positional argument"),
         ({"use": "NeedsOptions", "options": {"limit": 1, "more": 2}}, "unexpected keyword argument"),

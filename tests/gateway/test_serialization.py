@@ -153,8 +153,9 @@ def test_what_is_no_hook_round_trips_too() -> None:
     assert to_dict(from_dict(to_dict(identity), GitIdentity, allowed_modules=["gateway"])) == to_dict(identity)
 
 
-def test_a_gateways_hooks_round_trip_through_toml_and_json() -> None:
-    """The whole list, in its order, with what the operator says of each."""
+def test_a_gateways_hooks_round_trip_through_toml_and_json(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The whole list, in its order, with what the operator says of each; the ready hooks among them."""
+    monkeypatch.setenv("TICKETS_TOKEN", "not a real one")
     entries = [
         {"use": f"{__name__}:Blocks", "options": {"words": ["a"], "limit": 2}, "tools": ["bash", "read_*"]},
         {"use": f"{__name__}:decorated", "timeout_seconds": 2.5, "on_failure": "open"},
@@ -162,6 +163,9 @@ def test_a_gateways_hooks_round_trip_through_toml_and_json() -> None:
         {"use": f"{__name__}:Plain"},
         {"use": f"{__name__}:Offloads", "options": GOOD[4][1]},
         {"use": f"{__name__}:Blocks", "options": {"words": []}},
+        {"use": "gateway.hooks.redact:RedactSecrets", "options": {"values_from_env": ["TICKETS_TOKEN"]}},
+        {"use": "gateway.hooks.http:HttpHook", "options": {"url": "https://policy.example/decide"}},
+        {"use": "gateway.adapters.claude_code:CommandHook", "options": {"command": ["true"], "env": ["TICKETS_TOKEN"]}},
     ]
     hooks = build_hooks(settings_of(hooks=entries), Path())
     written = [hook_settings(one) for one in hooks]
@@ -171,7 +175,9 @@ def test_a_gateways_hooks_round_trip_through_toml_and_json() -> None:
     assert from_toml == from_json == tuple(written)
     again = build_hooks(settings_of(hooks=[one.model_dump() for one in from_toml]), Path())
     assert [hook_settings(one) for one in again] == written
-    assert [one.name for one in again] == ["Blocks", "decorated", "OwnState", "Plain", "Offloads", "Blocks"]
+    names = ["Blocks", "decorated", "OwnState", "Plain", "Offloads", "Blocks"]
+    assert [one.name for one in again] == [*names, "RedactSecrets", "HttpHook", "CommandHook true"]
+    assert "not a real one" not in toml
     assert [(one.tools, one.timeout_seconds, one.on_failure) for one in again[:2]] == [
         (("bash", "read_*"), 10, "closed"),
         (("*",), 2.5, "open"),
