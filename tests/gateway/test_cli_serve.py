@@ -73,6 +73,18 @@ def test_serve_shows_the_profile_and_what_is_not_enforced(gateway: Serving) -> N
     assert "workspace_size" in gateway.said
 
 
+def test_serve_ends_though_a_hook_hangs_in_its_thread(tmp_path: Path) -> None:
+    """A58: nothing can end a thread, and Python would wait for it."""
+    (tmp_path / "my_hang.py").write_text(
+        "import time\nfrom gateway.hooks.hook import Continue, Hook\n"
+        "class Hangs(Hook):\n    def pre_tool_call(self, ctx, call):\n        time.sleep(600)\n"
+    )
+    (tmp_path / "sandgate.toml").write_text('[[hooks]]\nuse = "my_hang:Hangs"\ntimeout_seconds = 0.1\n')
+    with serve(tmp_path / "state", "--config", str(tmp_path / "sandgate.toml")) as gateway:
+        assert "no answer within 0.1 s" in gateway.run("exec", "--", "true").stderr
+        assert gateway.stop()[0] == 0
+
+
 def test_serve_lets_a_running_call_end_before_it_stops(tmp_path: Path) -> None:
     with serve(tmp_path / "state") as running:
         client = subprocess.Popen(
