@@ -165,15 +165,12 @@ class ConfiguredProfiles(Profiles):
         limits: ProfileLimits,
         env: Mapping[str, str],
         network: Network,
-        *,
-        ends_at: float | None = None,
     ) -> SandboxSpec:
         return SandboxSpec(
             session_id,
             Limits(int(limits.memory), limits.cpus, limits.processes, limits.open_files, int(limits.workspace_size)),
             env,
             tuple((self._folder / path).resolve() for path in profile.read_only),
-            ends_at,
             network,
         )
 
@@ -226,9 +223,7 @@ class ConfiguredProfiles(Profiles):
             kind=kind,
             places=self._places,
             pool=self._pools.get(request.profile),
-            spec=self._spec(
-                row.id, profile, limits, {**profile.env, **_callers_env(profile, request)}, network, ends_at=row.expires
-            ),
+            spec=self._spec(row.id, profile, limits, {**profile.env, **_callers_env(profile, request)}, network),
             limits=SessionLimits(
                 limits.call_seconds,
                 limits.max_call_seconds,

@@ -279,6 +279,7 @@ class Session:
                 self._created = list(self.sandbox_hooks)
             else:
                 await self._create(self._sandbox)
+            self._sandbox.stay(self.row.expires)
             return self._sandbox
 
     def _tell_loss(self) -> None:

@@ -385,13 +385,11 @@ class DockerSandbox(DirectSandbox):
     ) -> None:
         super().__init__(spec.session_id, link, {**env, **spec.env}, parts.end, restored=restored)
         self._parts = parts
-        self._stay(spec)
 
-    def _stay(self, spec: SandboxSpec) -> None:
-        """Let the runner outlive the gateway, if it is to."""
-        if spec.ends_at is not None:
+    def stay(self, until: float) -> None:
+        if self.alive:
             self.stays, meeting = True, self._parts.meeting
-            seconds = max(spec.ends_at - time.time(), 0) + _LATE_SECONDS
+            seconds = max(until - time.time(), 0) + _LATE_SECONDS
             self._link.say(runner.STAY, meeting.secret or meeting.make_secret(), b"%.0f" % seconds)
 
     def assign(self, spec: SandboxSpec, channel: Path) -> None:
@@ -399,7 +397,6 @@ class DockerSandbox(DirectSandbox):
         self._parts.meeting.move(channel)
         self._parts.session_id = spec.session_id
         self.add_env(spec.env)
-        self._stay(spec)
 
     async def settle(self) -> None:
         await self._parts.rename()

@@ -36,14 +36,12 @@ class Probe:
 @dataclass(frozen=True, slots=True)
 class SandboxSpec:
     """What to open. `session_id` is `[A-Za-z0-9-]`, unique while the workspace lives; `read_only` are host paths
-    that the operator shows inside at the same place. With `ends_at` (Unix time) a sandbox that can outlive its gateway
-    does, and ends by itself a little later than that; without, it ends with the gateway."""
+    that the operator shows inside at the same place."""
 
     session_id: str
     limits: Limits = field(default_factory=Limits)
     env: Mapping[str, str] = field(default_factory=dict)
     read_only: tuple[Path, ...] = ()
-    ends_at: float | None = None
     network: Network = "none"
 
 

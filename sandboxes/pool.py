@@ -203,4 +203,4 @@ class Pool:
 
 def _bare(spec: SandboxSpec) -> SandboxSpec:
     """Of what a sandbox is asked to be, that which it cannot become later."""
-    return replace(spec, session_id="", env={}, ends_at=None)
+    return replace(spec, session_id="", env={})

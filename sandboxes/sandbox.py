@@ -310,9 +310,13 @@ class Sandbox(ABC):
     async def aclose(self) -> None:
         """End every process and free what the sandbox held; the workspace stays for `SandboxKind.destroy`."""
 
+    def stay(self, until: float) -> None:  # noqa: B027 - most kinds end with their gateway
+        """Outlive the gateway from now on, if the kind can: up to that time (Unix), and two minutes more. Say so when
+        the workspace is as a later life of the gateway may find it."""
+
     async def leave(self) -> None:
-        """End every call, and let a sandbox that can outlive the gateway go on for its next life: `open` takes it up.
-        One that cannot is closed."""
+        """End every call, and let a sandbox that was to `stay` go on for the next life of the gateway: `open` takes it
+        up. Any other is closed."""
         await self.aclose()
 
     async def usage(self) -> Usage:

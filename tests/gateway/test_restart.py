@@ -148,3 +148,24 @@ async def test_a_job_and_its_output_outlive_the_gateway(state_dir: Path, number:
         stopped = await asked(gateway, base, "job_stop", job=job)
         assert (stopped["structured"]["job"], stopped["structured"]["state"]) == (job, "signal")
         assert (await gateway.client.delete(base)).json()["failed"] == []
+
+
+async def test_a_sandbox_that_was_still_being_prepared_is_prepared_again(state_dir: Path) -> None:
+    """A60: what a killed gateway had done by half is no workspace for anybody."""
+    profile = f"{DOCKER}setup = 'echo x >> seen; sleep 3; touch prepared'\n"
+    async with gateway_process(state_dir, profile) as gateway, anyio.create_task_group() as tasks:
+
+        async def cut_off() -> None:
+            with contextlib.suppress(httpx2.TransportError):
+                await gateway.session()
+
+        tasks.start_soon(cut_off)
+        with anyio.fail_after(20):
+            while not any("container" in one for one in await left_in_engine(state_dir)):
+                await anyio.sleep(0.05)
+        await gateway.end(signal.SIGKILL)
+    async with gateway_process(state_dir, profile) as gateway:
+        [session] = await sessions_of(gateway)
+        base = f"/v1/sessions/{session['id']}"
+        assert text_of(await gateway.call(base, "cat seen; ls")) == "x\nprepared\nseen\n"
+        await gateway.client.delete(base)

@@ -750,9 +750,11 @@ async def test_several_open_and_close_at_once(kind: DockerKind, engine: Engine) 
 # --- the gateway's next life
 
 
-def stays(session_id: str = "s", seconds: float = 60, **more: Any) -> SandboxSpec:
+async def staying(kind: DockerKind, session_id: str = "s", seconds: float = 60, **more: Any) -> DockerSandbox:
     """A sandbox that outlives its gateway."""
-    return SandboxSpec(session_id, ends_at=time.time() + seconds, **more)
+    sandbox = await kind.open(SandboxSpec(session_id, **more))
+    sandbox.stay(time.time() + seconds)
+    return sandbox
 
 
 @asynccontextmanager
@@ -779,7 +781,7 @@ async def until_gone(pid: int, seconds: float) -> None:
 @pytest.mark.parametrize("storage", ["memory", "disk"])
 async def test_a_sandbox_that_was_left_is_taken_up(engine: Engine, storage: Storage) -> None:
     """R39, R42: the same container with its files and its jobs; the call that ran has ended, the next one works."""
-    first = await DockerKind(engine, storage=storage).open(stays())
+    first = await staying(DockerKind(engine, storage=storage))
     await first.write("file", b"x")
     await first.jobs.start("job", ["sh", "-c", "echo begun; read line; echo $line"])
     process = await first.start(["sleep", "4720.1"])
@@ -789,7 +791,7 @@ async def test_a_sandbox_that_was_left_is_taken_up(engine: Engine, storage: Stor
     await process.aclose()
     async with next_life(engine, "s", storage=storage) as kind:
         assert await kind.survivors() == {"s"}
-        second = await kind.open(stays())
+        second = await staying(kind)
         assert (second.pid, second.taken_up, second.restored) == (first.pid, True, True)
         assert (await read(second, "file"), second.counters().oom) == (b"x", 0)
         assert (await sh(second, "cat file; ls /run/sandgate")).text == "xrunner.py\n"
@@ -810,7 +812,8 @@ from sandboxes import SandboxSpec
 from sandboxes.docker import DockerKind, Engine
 async def main():
     kind = DockerKind(Engine(pathlib.Path(sys.argv[1]), instance=sys.argv[2]))
-    sandbox = await kind.open(SandboxSpec("s", ends_at=time.time() + 60))
+    sandbox = await kind.open(SandboxSpec("s"))
+    sandbox.stay(time.time() + 60)
     await sandbox.write("file", b"x")
     async with await sandbox.start(["sh", "-c", "(setsid sleep 4721.1 &); sleep 4721.2"]):
         print(sandbox.pid, flush=True)
@@ -823,7 +826,7 @@ anyio.run(main)
         pid = int(await anyio.to_thread.run_sync(gateway.stdout.readline))
         gateway.kill()
     async with next_life(engine, "s") as kind:
-        sandbox = await kind.open(stays())
+        sandbox = await staying(kind)
         assert (sandbox.pid, await read(sandbox, "file")) == (pid, b"x")
         with anyio.fail_after(2):
             while inside(sandbox, "4721."):
@@ -833,7 +836,7 @@ anyio.run(main)
 async def test_only_sessions_that_go_on_keep_what_was_left(engine: Engine) -> None:
     """A65: of any other session nothing stays, volumes neither."""
     memory, disk = DockerKind(engine), DockerKind(engine, storage="disk")
-    for sandbox in (await memory.open(stays("kept")), await memory.open(stays("not")), await disk.open(stays("nor"))):
+    for sandbox in (await staying(memory, "kept"), await staying(memory, "not"), await staying(disk, "nor")):
         await sandbox.leave()
     async with next_life(engine, "kept", "unknown") as kind:
         assert await kind.survivors() == {"kept"}
@@ -843,7 +846,7 @@ async def test_only_sessions_that_go_on_keep_what_was_left(engine: Engine) -> No
 async def test_a_sandbox_without_a_gateway_ends_in_time(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """D.1, lifetime: the runner sees to it itself."""
     monkeypatch.setattr("sandboxes.docker._LATE_SECONDS", 1)
-    sandbox = await DockerKind(engine).open(stays(seconds=0))
+    sandbox = await staying(DockerKind(engine), seconds=0)
     await sandbox.leave()
     await until_gone(sandbox.pid, 5)
     async with next_life(engine, "s"):
@@ -853,7 +856,7 @@ async def test_a_sandbox_without_a_gateway_ends_in_time(engine: Engine, monkeypa
 async def test_a_sandbox_ends_in_time_while_its_gateway_sleeps(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sandboxes.docker._LATE_SECONDS", 1)
     kind = DockerKind(engine)
-    sandbox = await kind.open(stays(seconds=0))
+    sandbox = await staying(kind, seconds=0)
     async with await sandbox.start(["sleep", "4722"]) as process:
         with pytest.raises(SandboxLost), anyio.fail_after(5):
             await process.wait()
@@ -863,7 +866,7 @@ async def test_a_sandbox_ends_in_time_while_its_gateway_sleeps(engine: Engine, m
 async def test_what_died_without_a_gateway_is_lost_once(engine: Engine) -> None:
     """R44: the files went with it; the next opening works. On disk nothing is lost."""
     for storage in ("memory", "disk"):
-        first = await DockerKind(engine, storage=storage).open(stays())
+        first = await staying(DockerKind(engine, storage=storage))
         await first.write("file", b"x")
         await first.leave()
         await engine.remove(container_name(engine.instance, "s"))
@@ -871,27 +874,27 @@ async def test_what_died_without_a_gateway_is_lost_once(engine: Engine) -> None:
             assert await kind.survivors() == set()
             if storage == "memory":
                 with pytest.raises(SandboxLost) as lost:
-                    await kind.open(stays())
+                    await staying(kind)
                 assert lost.value.files_lost
-            second = await kind.open(stays())
+            second = await staying(kind)
             assert (second.taken_up, second.restored) == (False, storage == "disk")
             assert len((await second.list()).entries) == (storage == "disk")
 
 
 async def test_a_sandbox_of_other_limits_is_not_taken_up(engine: Engine) -> None:
     """What the operator narrowed meanwhile holds: nothing goes on under the old options."""
-    first = await DockerKind(engine).open(stays())
+    first = await staying(DockerKind(engine))
     await first.leave()
     async with next_life(engine, "s") as kind:
         with pytest.raises(SandboxLost):
-            await kind.open(stays(limits=SMALL))
+            await staying(kind, limits=SMALL)
         await until_gone(first.pid, 1)
-        assert not (await kind.open(stays(limits=SMALL))).taken_up
+        assert not (await staying(kind, limits=SMALL)).taken_up
 
 
 async def test_a_program_that_poses_as_the_runner_is_sent_away(engine: Engine) -> None:
     """It may connect while the gateway waits for the runner: it has neither its pid nor its secret."""
-    first = await DockerKind(engine).open(stays())
+    first = await staying(DockerKind(engine))
     code = """
 import socket, time
 held = []
@@ -911,7 +914,7 @@ while True:
     await engine.ask(lambda api: api.exec_start(started["Id"], detach=True))
     await first.leave()
     async with next_life(engine, "s") as kind:
-        second = await kind.open(stays())
+        second = await staying(kind)
         assert (second.pid, second.taken_up) == (first.pid, True)
         assert (await sh(second, "echo on")).text == "on\n"
 
@@ -920,12 +923,13 @@ async def test_a_sandbox_of_the_pool_is_taken_up_as_any_other(engine: Engine) ->
     """It bears its session's name by then, and is what would be made for that session today."""
     kind = DockerKind(engine)
     first = await kind.open(SandboxSpec("pool-1"))
-    await kind.hand_over(first, stays(env={"GREETING": "hello"}))
+    await kind.hand_over(first, SandboxSpec("s", env={"GREETING": "hello"}))
+    first.stay(time.time() + 60)
     await first.write("file", b"x")
     assert await engine.left() == [f"container /{container_name(engine.instance, 'pool-1')}"]
     await first.leave()
     assert await engine.left() == [f"container /{container_name(engine.instance, 's')}"]
     async with next_life(engine, "s") as again:
-        second = await again.open(stays(env={"GREETING": "hello"}))
+        second = await staying(again, env={"GREETING": "hello"})
         assert (second.pid, second.taken_up) == (first.pid, True)
         assert (await sh(second, "cat file; echo $GREETING")).text == "xhello\n"
