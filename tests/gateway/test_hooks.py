@@ -586,7 +586,7 @@ async def test_broken_filter_withholds_the_output_or_is_left_out_where_it_may(
     state_dir: Path, mode: str, on_failure: str
 ) -> None:
     """A58; seed-facts 12 row 8: its time limit and its failure mode hold for a filter too."""
-    entry = {"options": {"mode": mode}, "timeout_seconds": 0.3, "on_failure": on_failure}
+    entry = {"options": {"mode": mode}, "timeout_seconds": 1.5, "on_failure": on_failure}
     tools = [{"use": f"{__name__}:three"}]
     profiles = {"default": {"kind": "none", "limits": {"results_size": "1MiB"}}}
     async with running(state_dir, profiles=profiles, tools=tools, hooks=named("Filters", **entry)) as gateway:

@@ -1,6 +1,6 @@
 """Hooks around a call: order, chaining, what stops it, and that whatever breaks closes."""
 
-import time
+import threading
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -170,25 +170,35 @@ async def test_slow_hook_closes(gateway: Gateway, session: Session) -> None:
     assert not await ran(session)
 
 
-async def test_sync_hook_runs_in_a_thread_and_is_not_called_again_while_hanging(
-    gateway: Gateway, session: Session
-) -> None:
+async def test_sync_hook_is_not_called_again_while_four_of_its_threads_hang(gateway: Gateway, session: Session) -> None:
+    """seed-facts 12 row 30, A58; once they are through, it is."""
+
     class Blocks(Hook):
         calls = 0
+        released = threading.Event()
 
         def pre_tool_call(self, ctx: HookContext, call: ToolCall) -> Before:
             self.calls += 1
-            time.sleep(0.6)
+            self.released.wait(60)
             return Continue()
 
     hook = Blocks()
-    use(gateway, Registered(hook, timeout_seconds=0.05))
-    for _ in range(HANGING_THREADS):
-        assert (await called(gateway, session, "bash", command="true")).status == "hook"
-    refused = await called(gateway, session, "bash", command="true")
-    assert refused.error is not None
-    assert "still hang" in refused.error.message
-    assert hook.calls == HANGING_THREADS
+    registered = Registered(hook, timeout_seconds=0.05)
+    use(gateway, registered)
+    try:
+        for _ in range(HANGING_THREADS):
+            assert (await called(gateway, session, "bash", command="true")).status == "hook"
+        refused = await called(gateway, session, "bash", command="true")
+        assert refused.error is not None
+        assert "still hang" in refused.error.message
+        assert hook.calls == HANGING_THREADS
+    finally:
+        hook.released.set()
+    with anyio.fail_after(60):
+        while registered.hanging:
+            await anyio.sleep(0.01)
+    registered.timeout_seconds = 60
+    assert (await called(gateway, session, "bash", command="true")).status == "ok"
 
 
 async def test_hook_that_breaks_after_the_tool_withholds_the_output(gateway: Gateway, session: Session) -> None:
