@@ -1,5 +1,6 @@
 """SignedUrls: links that read one stored result without a token, until they expire or are revoked."""
 
+import hashlib
 import os
 import secrets
 import time
@@ -31,7 +32,11 @@ class SignedUrls:
     """
 
     def __init__(self, secret: str, shelf: Shelf) -> None:
-        self._signer = URLSafeSerializer(secret, salt="sandgate.signed-url")
+        self._signer = URLSafeSerializer(
+            secret,
+            salt="sandgate.signed-url",
+            signer_kwargs={"digest_method": hashlib.sha256, "key_derivation": "hmac"},
+        )
         self._shelf = shelf
 
     async def sign(self, session_id: str, reference: str, seconds: float) -> SignedLink:

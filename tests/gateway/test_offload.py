@@ -124,12 +124,23 @@ async def test_read_result_saves_into_the_workspace(gateway: Gateway) -> None:
         "",
         "sandgate://../results/x",
         "0001-bash-stdout/../../../lock",
+        "0001-BASH-stdout",
+        "0001-bash-stdout ",
+        "0001-bash-stdout\n",
+        "0001-bash-\uff53tdout",
+        "0001-bash-stdout\u200b",
+        "%30001-bash-stdout",
+        "SANDGATE://{own}/results/0001-bash-stdout",
+        "sandgate://{OWN}/results/0001-bash-stdout",
+        "sandgate://{own}/RESULTS/0001-bash-stdout",
+        "sandgate://{own}@evil/results/0001-bash-stdout",
     ],
 )
 async def test_forged_reference_is_absent(gateway: Gateway, reference: str) -> None:
-    """A40: nothing but the session's own keys is ever opened."""
+    """A40: nothing but the session's own keys is ever opened, spelled just as they are."""
     session = await opened(gateway)
     await called(gateway, session, "bash", command="seq 1 20000")
+    reference = reference.replace("{own}", session.id).replace("{OWN}", session.id.upper())
     with pytest.raises(NotFound, match="no such result"):
         await SessionResults(session.id, gateway.shelf).find(reference)
 

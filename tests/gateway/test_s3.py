@@ -42,9 +42,7 @@ async def test_result_goes_to_s3_and_comes_back(state_dir: Path, s3: S3) -> None
         session = await server.session(collect=["out/*"])
         result = await server.call(session, "bash", command="seq 1 20000; mkdir out; echo hi > out/a")
         [reference] = result["references"]
-        assert reference["store_uri"] == f"{settings['uri']}/{session['id']}/results/0001-bash-stdout".replace(
-            "/results", ""
-        )
+        assert reference["store_uri"] == f"{settings['uri']}/{session['id']}/0001-bash-stdout"
         url = f"/v1/sessions/{session['id']}/results/0001-bash-stdout"
         assert (await server.agent.get(url)).content == NUMBERS
         assert (await server.agent.get(url, headers={"range": "bytes=0-3"})).content == b"1\n2\n"

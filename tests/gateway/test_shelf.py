@@ -1,5 +1,6 @@
 """How much may be stored, what goes when it is too much, and what a crash leaves."""
 
+import subprocess
 from pathlib import Path
 
 import anyio
@@ -89,3 +90,21 @@ async def test_expired_results_are_deleted_and_free_their_room(state_dir: Path) 
         await called(gateway, session, "bash", command="echo hi")
         await gateway.shelf.delete_expired()
         assert (await gateway.results.list(session.id), gateway.shelf.used(session.id)) == ((), 0)
+
+
+@pytest.mark.needs("root")
+async def test_full_disk_leaves_the_result_and_nothing_half_written(state_dir: Path, tmp_path: Path) -> None:
+    """A43: what does not fit the store's disk is told as that, and what fits is stored after it."""
+    place = tmp_path / "place"
+    place.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "none", place], check=True)
+    try:
+        async with running(state_dir, store={"uri": str(place / "results")}, offload=ALWAYS) as gateway:
+            session = await opened(gateway)
+            large = await called(gateway, session, "bash", command="head -c 5000000 /dev/zero")
+            small = await called(gateway, session, "bash", command="head -c 1500000 /dev/zero")
+            assert [row.bytes for row in await gateway.journal.results(session.id)] == [1_500_000]
+    finally:
+        subprocess.run(["umount", place], check=True)
+    assert (large.status, large.references, len(small.references)) == ("ok", (), 1)
+    assert "disk full" in large.notes[-1]
