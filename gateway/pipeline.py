@@ -21,6 +21,7 @@ from pydantic import TypeAdapter, ValidationError
 from gateway.errors import SettingsError
 from gateway.hooks.hook import (
     FILTER,
+    NO_QUESTION,
     Accept,
     After,
     AnyDecision,
@@ -135,15 +136,14 @@ class Pipeline:
                 decision = await self.ask(one, "pre_tool_call", own, own.call, _BEFORE, trail)
             except HookBroken as broken:
                 return Stopped("hook", str(broken), ctx.call.arguments)
-            match decision:
-                case Skip(reason):
-                    return Stopped("skipped", reason, ctx.call.arguments)
-                case Ask(question):
-                    questions += (Question(asked_by=one.name, question=question),)
-                case Continue(arguments=dict() as arguments):
-                    ctx = replace(ctx, call=ctx.call.model_copy(update={"arguments": arguments}))
-                    if wrong := validate(arguments):
-                        return Stopped("invalid", f"{one.name} rewrote the arguments: {wrong}", arguments)
+            if isinstance(decision, Skip):
+                return Stopped("skipped", decision.reason, ctx.call.arguments)
+            if isinstance(decision, Ask):
+                questions += (Question(asked_by=one.name, question=decision.question),)
+            if decision.arguments is not None:
+                ctx = replace(ctx, call=ctx.call.model_copy(update={"arguments": decision.arguments}))
+                if wrong := validate(decision.arguments):
+                    return Stopped("invalid", f"{one.name} rewrote the arguments: {wrong}", decision.arguments)
         return Passed(ctx.call.arguments, questions)
 
     async def after(self, ctx: HookContext, result: ToolResult, trail: Trail) -> ToolResult:
@@ -223,8 +223,10 @@ def _before(answer: Any) -> Before | None:
                 return None
         case Skip(reason=str() as reason):
             return Skip(reason[:MOST_REASON]) if reason.strip() else Skip()
-        case Ask(question=str() as question):
-            return Ask(question[:MOST_REASON]) if question.strip() else Ask()
+        case Ask(question=str() as question, arguments=arguments):
+            shown = question[:MOST_REASON] if question.strip() else NO_QUESTION
+            rewrite = _before(Continue(arguments=arguments))
+            return Ask(shown, rewrite.arguments) if isinstance(rewrite, Continue) else None
     return None
 
 

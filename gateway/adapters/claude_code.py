@@ -174,14 +174,14 @@ def _before(answer: dict[str, Any], call: ToolCall) -> Before:
     if answer.get("continue", True) is not True:
         return Skip(_text(answer.get("stopReason", "")))
     reason = _text(specific.get("permissionDecisionReason", answer.get("reason", "")))
-    arguments = specific.get("updatedInput")
+    arguments = _ours(specific["updatedInput"], call) if "updatedInput" in specific else None
     match specific.get("permissionDecision", answer.get("decision")):
         case "deny" | "block":
             return Skip(reason)
-        case "ask" if arguments is None:  # both at once is not offered
-            return Ask(reason)
+        case "ask":
+            return Ask(reason, arguments)
         case None | "allow" | "approve" | "defer":
-            return Continue(arguments=None if arguments is None else _ours(arguments, call))
+            return Continue(arguments=arguments)
         case decision:
             raise HookFailed(f"the decision {decision!r}: not understood here")
 

@@ -48,10 +48,11 @@ class Skip:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """Let a person decide. The hooks after it still run; then one approval shows the final arguments and all questions.
-    Only before a tool."""
+    """Let a person decide, perhaps about other `arguments`. The hooks after it still run; then one approval shows the
+    final arguments and all questions. Only before a tool."""
 
     question: str = NO_QUESTION
+    arguments: Arguments | None = None
 
 
 @dataclass(frozen=True, slots=True)

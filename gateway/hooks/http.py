@@ -33,10 +33,11 @@ class SkipAnswer(Wire):
 
 
 class AskAnswer(Wire):
-    """Only before a tool: let a person decide."""
+    """Only before a tool: let a person decide, perhaps about other `arguments`."""
 
     decision: Literal["ask"]
     question: str = ""
+    arguments: Arguments | None = None
 
 
 _ANSWER: Final[TypeAdapter[ContinueAnswer | SkipAnswer | AskAnswer]] = TypeAdapter(
@@ -51,8 +52,8 @@ class ServiceFailed(Exception):
 class HttpHook(Hook):
     """POSTs `{point, session: {id, turn_id, labels}, call, result?}` as JSON to `url`, and takes the decision from the
     answer: `{"decision": "continue", "arguments"? | "content"?}`, `{"decision": "skip", "reason"?}` or `{"decision":
-    "ask", "question"?}`. Anything else, a redirect and an answer over 4 MiB too, is a broken hook; the hook's time
-    limit holds for all of it. Proxies of the environment are not used.
+    "ask", "question"?, "arguments"?}`. Anything else, a redirect and an answer over 4 MiB too, is a broken hook; the
+    hook's time limit holds for all of it. Proxies of the environment are not used.
 
     `token_env` names a variable of the gateway whose value is sent as bearer token.
     """
@@ -88,8 +89,8 @@ class HttpHook(Hook):
         match await self._asked("pre_tool_call", ctx, {}):
             case SkipAnswer(reason=reason):
                 return Skip(reason)
-            case AskAnswer(question=question):
-                return Ask(question)
+            case AskAnswer(question=question, arguments=arguments):
+                return Ask(question, arguments)
             case ContinueAnswer(arguments=arguments, content=None):
                 return Continue(arguments=arguments)
         raise ServiceFailed("content is nothing to decide before a tool")

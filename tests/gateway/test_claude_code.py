@@ -231,12 +231,15 @@ async def test_an_answer_before_the_tool(state_dir: Path, command: str, status: 
 
 
 async def test_asking_asks_a_person(state_dir: Path) -> None:
-    """`ask` waits for an approval with the hook's question."""
-    question = {"permissionDecision": "ask", "permissionDecisionReason": "sure?"}
+    """`ask` waits for an approval with the hook's question, over what `updatedInput` makes of the arguments."""
+    rewritten = {"command": "echo rewritten"}
+    question = {"permissionDecision": "ask", "permissionDecisionReason": "sure?", "updatedInput": rewritten}
     settings: dict[str, Any] = {"hooks": hooks({"command": pre(**question)}), "server": {"approval_wait_seconds": 0.1}}
     async with running(state_dir, profiles={"default": {"kind": "virtual"}}, **settings) as gateway:
-        result = await bash(gateway, await opened(gateway), "echo ran")
-        assert result.status == "pending"
+        session = await opened(gateway)
+        assert (await bash(gateway, session, "echo ran")).status == "pending"
+        [approval] = await gateway.approvals.list(state="waiting")
+    assert (approval.arguments, [one.question for one in approval.questions]) == (rewritten, ["sure?"])
 
 
 def post(**specific: Any) -> str:
