@@ -1400,9 +1400,9 @@ def main(where: str) -> None:
     os.close(nothing)
     gc.collect()
     gc.freeze()
+    channel.send(READY)
     while len(runner.idle) < SPARE_SLOTS and runner.fork():
         pass
-    channel.send(READY)
     runner.serve()
 
 
