@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from bashkit import Bash, BashError, ScriptAnalysis
+from bashkit import Bash, ScriptAnalysis
 
 from gateway.matching import words_match
 
@@ -71,7 +71,9 @@ def read_script(text: str) -> Script:
         return Script()
     try:
         found = Bash().analyze(text)
-    except (BashError, ValueError):  # ValueError: a lone surrogate
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException:  # no syntax, a lone surrogate, or a panic of the parser's, which is no Exception
         return Script()
     commands = tuple((one.name, *one.args) for one in found.commands if one.name is not None or one.args)
     readable = not (found.is_opaque or found.truncated)
