@@ -174,6 +174,10 @@ class HookContext:
 
 
 AnyDecision = Continue | Skip | Ask | Stop | Accept | Retry | Reject
+BeforeTurn = Continue | Skip
+BeforeLlm = Continue | Skip | Stop
+AfterLlm = Accept | Retry | Reject
+AfterTurn = Accept | Retry
 Before = Continue | Skip | Ask
 """What `pre_tool_call` may answer."""
 After = Continue
@@ -191,7 +195,8 @@ FILTER: Final = "filter_output"
 
 class Hook:
     """Override what you need; only overridden methods are called. A method may be sync (it then runs in a worker
-    thread) or async, and may declare session inputs as further parameters. Whatever is not a decision of its point, an
+    thread) or async, and may declare session inputs as further parameters (here they stand as `inputs` and `named`, so
+    that type checkers take them; nothing else is ever given). Whatever is not a decision of its point, an
     exception or a time over the limit is a broken hook: before the tool it does not run, after it the result is
     withheld, and at the points of an agent's turn the turn ends.
 
@@ -207,35 +212,43 @@ class Hook:
         """What results and records call this hook."""
         return type(self).__name__
 
-    def pre_agent_turn(self, ctx: TurnContext, request: TurnRequest) -> Continue | Skip | Awaitable[Continue | Skip]:
+    def pre_agent_turn(
+        self, ctx: TurnContext, request: TurnRequest, *inputs: Any, **named: Any
+    ) -> BeforeTurn | Awaitable[BeforeTurn]:
         """Once, before the agent begins. Skip ends the turn, and its reason is the answer."""
         return Continue()
 
     def pre_llm_call(
-        self, ctx: TurnContext, call: LlmCall
-    ) -> Continue | Skip | Stop | Awaitable[Continue | Skip | Stop]:
+        self, ctx: TurnContext, call: LlmCall, *inputs: Any, **named: Any
+    ) -> BeforeLlm | Awaitable[BeforeLlm]:
         """Before the model is asked. The reason of Skip takes the place of its answer; Stop ends the turn."""
         return Continue()
 
     def post_llm_call(
-        self, ctx: TurnContext, answer: LlmAnswer
-    ) -> Accept | Retry | Reject | Awaitable[Accept | Retry | Reject]:
+        self, ctx: TurnContext, answer: LlmAnswer, *inputs: Any, **named: Any
+    ) -> AfterLlm | Awaitable[AfterLlm]:
         """When the model has answered, before its tool calls are made."""
         return Accept()
 
-    def post_agent_turn(self, ctx: TurnContext, answer: TurnAnswer) -> Accept | Retry | Awaitable[Accept | Retry]:
+    def post_agent_turn(
+        self, ctx: TurnContext, answer: TurnAnswer, *inputs: Any, **named: Any
+    ) -> AfterTurn | Awaitable[AfterTurn]:
         """When the agent would end its turn; Retry makes it go on."""
         return Accept()
 
-    def pre_tool_call(self, ctx: HookContext, call: ToolCall) -> Before | Awaitable[Before]:
+    def pre_tool_call(self, ctx: HookContext, call: ToolCall, *inputs: Any, **named: Any) -> Before | Awaitable[Before]:
         """Decide about a call whose arguments are valid; rewritten ones are validated again."""
         return Continue()
 
-    def post_tool_call(self, ctx: HookContext, result: ToolResult) -> After | Awaitable[After]:
+    def post_tool_call(
+        self, ctx: HookContext, result: ToolResult, *inputs: Any, **named: Any
+    ) -> After | Awaitable[After]:
         """See, and perhaps replace, a result. Runs for failures too, not for calls that were skipped."""
         return Continue()
 
-    def filter_output(self, ctx: HookContext, stream: Stream, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    def filter_output(
+        self, ctx: HookContext, stream: Stream, chunks: AsyncIterator[bytes], *inputs: Any, **named: Any
+    ) -> AsyncIterator[bytes]:
         """Change bytes as they flow; what comes out is what store, stream, preview and journal get."""
         return chunks
 

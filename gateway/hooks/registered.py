@@ -204,11 +204,11 @@ def _methods(hook: Hook) -> Mapping[str, Method]:
 
 def _method(hook: Hook, point: str) -> Method:
     function, where = getattr(hook, point), f"{hook.name}.{point}"
-    given = inspect.signature(getattr(Hook, point)).parameters
+    given = [one.name for one in inspect.signature(getattr(Hook, point)).parameters.values() if one.kind in _POSITIONAL]
     parameters = list(inspect.signature(function).parameters.values())
     most = len(given) - 1  # without self
     if len(parameters) < most or any(one.kind not in _POSITIONAL for one in parameters[:most]):
-        names = ", ".join(list(given)[1:])
+        names = ", ".join(given[1:])
         raise SettingsError(f"{where}: takes other parameters than ({names})", f"Write def {point}(self, {names}).")
     is_async = inspect.iscoroutinefunction(function)
     if point == FILTER and (is_async or inspect.isgeneratorfunction(function)):

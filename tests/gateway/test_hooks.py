@@ -358,7 +358,7 @@ class Repository(SessionInput):
 
 
 class OnlyOwn(Hook):
-    async def pre_tool_call(  # type: ignore[override]
+    async def pre_tool_call(
         self, ctx: HookContext, call: ToolCall, repository: Annotated[Repository, Depends(Repository)]
     ) -> Continue | Skip:
         SEEN.append(list(repository.tags))
