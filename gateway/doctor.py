@@ -42,6 +42,7 @@ _CGROUP_REMEDY: Final = (
     "systemd-run --user --scope -p Delegate=yes sandgate serve"
 )
 _KIND_REMEDY: Final = "of this kind's nature: use another where it matters, or narrow parallel_calls"
+_CHANNEL_REMEDY: Final = "use an image with Python 3.9 or newer, on an engine of this machine"
 _GAP_REMEDIES: Final = {
     "memory": "control groups; see there",
     "cpus": "control groups; see there",
@@ -222,6 +223,8 @@ async def _kind(profile: Profile, folder: Path, state: State, *, needed: bool) -
         else "functions and hooks only; there is no sandbox"
     )
     checks = [Check(label, "ok", detail, needed=needed)]
+    if channel := probe.facts.get("channel"):
+        checks.append(Check(label, "weak", f"commands go through {channel}", _CHANNEL_REMEDY, needed))
     if groups := probe.facts.get("control groups"):
         checks.append(_cgroups(groups))
     remedies = {

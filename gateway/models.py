@@ -339,6 +339,7 @@ class SessionRecord(Wire):
     calls: int = 0
     running: int = 0
     channel: str | None = None
+    channel_reason: str | None = None
     memory: int | None = None
     cpu_seconds: float | None = None
     jobs: int | None = None

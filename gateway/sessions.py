@@ -190,6 +190,7 @@ class Session:
             calls=self.sequence,
             running=len(self.running),
             channel=sandbox.channel if sandbox and sandbox.alive else None,
+            channel_reason=sandbox.channel_reason or None if sandbox and sandbox.alive else None,
             not_enforced=sandbox.not_enforced if sandbox else self.not_enforced,
             limits={
                 "memory": limits.memory,

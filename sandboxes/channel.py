@@ -534,11 +534,16 @@ async def reading(link: Channel, body: bytes, to: bytes = ANY_SLOT) -> AsyncIter
 
 def refuse(ended: Ended, what: str) -> NoReturn:
     """Raise what the last word of a request that did nothing means."""
+    raise refused(ended, what)
+
+
+def refused(ended: Ended, what: str) -> CommandRefused | FileRefused:
+    """What the last word of a request that did nothing means."""
     if ended.word == "errno":
-        raise CommandRefused(f"cannot start {what}: {ended.detail}", code=ended.detail)
+        return CommandRefused(f"cannot start {what}: {ended.detail}", code=ended.detail)
     if ended.word == "pids":
-        raise CommandRefused(
+        return CommandRefused(
             f"cannot start {what}: the sandbox's processes are used up", "wait, or allow more processes", code="EAGAIN"
         )
     code: FileCode = next((code for code in FILE_CODES if code == ended.detail), "sandbox_helper_failed")
-    raise FileRefused(f"{what}: {code.replace('_', ' ')}", code=code)
+    return FileRefused(f"{what}: {code.replace('_', ' ')}", code=code)

@@ -183,6 +183,8 @@ class SandboxConformance:
     output_bytes: ClassVar[int] = 1_000_000_000
     file_bytes: ClassVar[int] = 400 << 20
     folder_entries: ClassVar[int] = 10_000
+    many_files: ClassVar[int] = 1200
+    flood_blocks: ClassVar[int] = 1000
     folder_depth: ClassVar[int] = 2000
 
     @pytest.fixture
@@ -320,7 +322,7 @@ class SandboxConformance:
         await sandbox.write("block", bytes(1_000_000))
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         out = Capture(1 << 20)
-        script = "i=0; while [ $i -lt 1000 ]; do cat block; i=$((i+1)); done"
+        script = f"i=0; while [ $i -lt {self.flood_blocks} ]; do cat block; i=$((i+1)); done"
         result = await sandbox.exec(["sh", "-c", script], stdout=out, stderr=Capture(1000), timeout_seconds=30)
         grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
         assert (result.exit, out.total, out.truncated) == (OK, self.output_bytes, True)
@@ -474,7 +476,7 @@ class SandboxConformance:
 
     async def test_many_files_make_a_round_trip(self, sandbox: Sandbox) -> None:
         """seed-facts 12 row 12: whole, in order, with their modes; empty ones and deep ones too."""
-        files = [SmallFile(f"d{n % 7}/f {n}", b"%d\n" % n * (n % 50), 0o640) for n in range(1200)]
+        files = [SmallFile(f"d{n % 7}/f {n}", b"%d\n" % n * (n % 50), 0o640) for n in range(self.many_files)]
         await sandbox.write_many(files)
         contents = [one async for one in sandbox.read_many([file.path for file in files], 1000)]
         assert contents == [file.content for file in files]
@@ -499,8 +501,8 @@ class SandboxConformance:
         assert [one async for one in sandbox.read_many([], 100)] == []
 
     async def test_many_reads_that_are_left_end(self, sandbox: Sandbox) -> None:
-        await sandbox.write_many([SmallFile(str(n), bytes(50_000)) for n in range(100)])
-        contents = sandbox.read_many([str(n) for n in range(100)], 50_000)
+        await sandbox.write_many([SmallFile(str(n), bytes(50_000)) for n in range(self.many_files // 12)])
+        contents = sandbox.read_many([str(n) for n in range(self.many_files // 12)], 50_000)
         async with aclosing(contents):
             assert await anext(contents) == bytes(50_000)
         assert (await sh(sandbox, "echo on")).text == "on\n"

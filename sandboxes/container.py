@@ -22,6 +22,8 @@ DEFAULT_IMAGE: Final = "sandgate/sandbox"
 BASE_IMAGE: Final = "debian:bookworm-slim"
 RUN: Final = "/run/sandgate"
 USER: Final = 1000
+NOBODY: Final = 65534
+"""Who waits in a container without a runner: no program of the sandbox can signal him."""
 INSTANCE_LABEL: Final = "sandgate.instance"
 SESSION_LABEL: Final = "sandgate.session"
 OPTIONS_LABEL: Final = "sandgate.options"
@@ -35,15 +37,19 @@ _PERIOD_US: Final = 100_000
 _LEAST_INODES: Final = 1024
 _HAND_OVER: Final = f"import os; [(os.chown(p, {USER}, {USER}), os.chmod(p, 0o755)) for p in ({WORKSPACE!r}, {HOME!r})]"
 
+_HAND_OVER_BY_SHELL: Final = f"chown {USER}:{USER} {WORKSPACE} {HOME} && chmod 755 {WORKSPACE} {HOME}"
+_LONGEST_SECONDS: Final = 30 * 86_400
+
 
 @dataclass(frozen=True, slots=True)
 class Container:
-    """One container to make. `channel` is the folder that it shows at `RUN`; `image` a name or an id."""
+    """One container to make. `channel` is the folder that it shows at `RUN`, None where the engine's exec stands in for
+    the runner; `image` a name or an id."""
 
     instance: str
     session_id: str
     image: str
-    channel: Path
+    channel: Path | None
     storage: Storage = "memory"
     limits: Limits = field(default_factory=Limits)
     read_only: tuple[Path, ...] = ()
@@ -75,7 +81,8 @@ def workspace_bytes(limits: Limits, storage: Storage) -> int:
 
 
 def container_options(one: Container) -> dict[str, Any]:
-    """Return the body of the engine's request to create the sandbox, whose PID 1 is the runner."""
+    """Return the body of the engine's request to create the sandbox, whose PID 1 is the runner, or the engine's init
+    with a program that waits."""
     options = _options(one)
     return {**options, "Labels": {**options["Labels"], OPTIONS_LABEL: options_digest(one)}}
 
@@ -89,15 +96,22 @@ def options_digest(one: Container) -> str:
 
 
 def _options(one: Container) -> dict[str, Any]:
+    if one.channel is None:
+        first = {"Entrypoint": ["sh", "-c", f"exec sleep {_LONGEST_SECONDS}"]}
+        user, shown = NOBODY, []
+    else:
+        first = {"Entrypoint": [*PYTHON, f"{RUN}/runner.py", f"{RUN}/channel"]}
+        user, shown = USER, [(one.channel, RUN)]
     return {
-        **_common(one, f"{USER}:{USER}"),
-        "Entrypoint": [*PYTHON, f"{RUN}/runner.py", f"{RUN}/channel"],
+        **_common(one, f"{user}:{user}"),
+        **first,
         "HostConfig": {
             **_fences(one.limits, workspace_bytes(one.limits, one.storage)),
             "CapAdd": [],
+            "Init": one.channel is None,
             "Tmpfs": _tmpfs(one.limits, one.storage),
             **({"NetworkMode": one.name, "Dns": []} if one.network == "open" else {}),
-            "Mounts": [*_bound([(one.channel, RUN), *((path, str(path)) for path in one.read_only)]), *_volumes(one)],
+            "Mounts": [*_bound([*shown, *((path, str(path)) for path in one.read_only)]), *_volumes(one)],
         },
     }
 
@@ -109,7 +123,7 @@ def preparing_options(one: Container) -> dict[str, Any]:
     options["Labels"] |= {PREPARES_LABEL: "volumes"}
     return {
         **options,
-        "Entrypoint": [*PYTHON, "-c", _HAND_OVER],
+        "Entrypoint": ["sh", "-c", _HAND_OVER_BY_SHELL] if one.channel is None else [*PYTHON, "-c", _HAND_OVER],
         "HostConfig": {
             **_fences(one.limits, workspace_bytes(one.limits, one.storage)),
             "CapAdd": ["CHOWN", "FOWNER"],

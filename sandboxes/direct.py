@@ -365,12 +365,13 @@ def _entries(data: bytes, path: str) -> Iterator[Entry]:
     try:
         for at in range(0, len(fields) - 1, 5):
             name, kind, size, mode, modified = fields[at : at + 5]
-            yield Entry(_relative(name), _kind(kind), int(size), int(mode), int(modified) / 1e9)
+            yield Entry(relative(name), _kind(kind), int(size), int(mode), int(modified) / 1e9)
     except ValueError as error:
         raise FileRefused(f"{path}: the listing makes no sense", code="sandbox_helper_failed") from error
 
 
-def _relative(name: bytes) -> str:
+def relative(name: bytes) -> str:
+    """The name of an entry below the listed folder; ValueError for one that leads elsewhere."""
     if name.startswith(b"/") or b".." in name.split(b"/"):
         raise ValueError("a name that leads elsewhere")
     return os.fsdecode(name)

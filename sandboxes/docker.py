@@ -3,6 +3,7 @@
 Whoever reaches the engine's socket is root on its machine; the gateway is one of them, a sandbox never.
 """
 
+import asyncio
 import contextlib
 import io
 import logging
@@ -12,7 +13,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar, cast
@@ -34,6 +35,7 @@ from sandboxes.container import (
     OPTIONS_LABEL,
     PREPARES_LABEL,
     SESSION_LABEL,
+    USER,
     Container,
     Storage,
     container_name,
@@ -47,6 +49,8 @@ from sandboxes.container import (
 )
 from sandboxes.direct import DirectSandbox
 from sandboxes.errors import SandboxError, SandboxLost, SandboxUnavailable
+from sandboxes.exec import Execs, ExecSandbox
+from sandboxes.hijack import Hijacked
 from sandboxes.kind import Probe, SandboxKind, SandboxSpec
 from sandboxes.meeting import Meeting, Peer
 from sandboxes.sandbox import Limits, Sandbox, Usage
@@ -64,11 +68,13 @@ _AGAIN_SECONDS: Final = 5.0
 _LATE_SECONDS: Final = 120.0
 """A gateway that lives has collected and closed by then; this is for sandboxes without one."""
 _THREADS: Final = 8
-_NO_PYTHON: Final = ("executable file not found", "no such file or directory")
-_NOT_YET: Final = "use another image or engine: a slower way, by the engine's own exec, is not there yet"
+_OF_THIS_MACHINE: Final = ("unix://", "http+unix://")
+_NO_PROGRAM: Final = ("executable file not found", "no such file or directory")
 _SAME_PLACE: Final = (
     "run the gateway on the engine's machine; in a container, mount the state folder at the path that it has outside"
 )
+_NO_SHELL: Final = "use an image with sh and sleep, or with Python 3.9 or newer"
+_TUNNEL: Final = "reach it by a tunnel to its socket: ssh -L /run/engine.sock:/var/run/docker.sock, and DOCKER_HOST"
 _INSTALL: Final = "install and start Docker (apt-get install docker.io), or set DOCKER_HOST"
 _JOIN: Final = "run the gateway as root, or as a member of the group docker (which makes it as mighty as root)"
 _NO_ADDRESSES: Final = "close sessions with network = 'open', or give the engine more default-address-pools"
@@ -116,7 +122,9 @@ class Engine:
 
     def _ask(self, question: Callable[[docker.APIClient], _T]) -> _T:
         with engine_errors():
-            return question(self._connected())
+            client = self._connected()
+            _knock(_where())
+            return question(client)
 
     def _connected(self) -> docker.APIClient:
         with self._connecting:
@@ -284,6 +292,29 @@ class Engine:
 
         await self.ask(question)
 
+    @property
+    def is_remote(self) -> bool:
+        return not _where().startswith(_OF_THIS_MACHINE)
+
+    async def start_exec(
+        self, container: str, argv: Sequence[str], env: Mapping[str, str], call_id: str, *, stdin: bool
+    ) -> Hijacked:
+        """Start a program in a container as the sandbox's user, connected to its streams."""
+
+        def question(api: docker.APIClient) -> tuple[str, str]:
+            made = api.exec_create(container, list(argv), stdin=stdin, user=f"{USER}:{USER}", environment=dict(env))
+            return str(made["Id"]), api.api_version
+
+        exec_id, version = await self.ask(question)
+        hijacked = Hijacked(exec_id, call_id, version)
+        try:
+            with anyio.fail_after(_ENGINE_SECONDS):
+                await _attach(hijacked)
+        except (OSError, TimeoutError) as error:
+            hijacked.close()
+            raise SandboxUnavailable(f"no Docker engine answers: {error}", _INSTALL) from error
+        return hijacked
+
     async def aclose(self) -> None:
         """Close the connections; the next request makes new ones."""
         client, self._client = self._client, None
@@ -293,20 +324,37 @@ class Engine:
 
 def connect(seconds: int) -> docker.APIClient:
     """A client whose every wait has this limit. SandboxUnavailable where no engine listens, or one too old."""
-    where = kwargs_from_env()
-    _knock(where.get("base_url", DEFAULT_UNIX_SOCKET))
-    client = docker.APIClient(**where, version="auto", timeout=seconds)
+    _knock(_where())
+    client = docker.APIClient(**kwargs_from_env(), version="auto", timeout=seconds)
     if version_lt(client.api_version, _LEAST_API):
         client.close()
         raise SandboxUnavailable(f"the Docker engine speaks API {client.api_version}", "install Docker 20.10 or newer")
     return client
 
 
+def _where() -> str:
+    """The engine's address, as the SDK finds it."""
+    return str(kwargs_from_env().get("base_url", DEFAULT_UNIX_SOCKET))
+
+
+async def _attach(hijacked: Hijacked) -> None:
+    """Connect an exec to the engine; the SDK's own connection would block a thread for as long as the program runs."""
+    loop = asyncio.get_running_loop()
+    scheme, _, place = _where().partition("://")
+    if f"{scheme}://" in _OF_THIS_MACHINE:
+        await loop.create_unix_connection(lambda: hijacked, place)
+        return
+    if kwargs_from_env().get("tls"):
+        raise SandboxUnavailable("over TLS the input of a program in a remote engine cannot be ended", _TUNNEL)
+    host, _, port = place.rpartition(":")
+    await loop.create_connection(lambda: hijacked, host, int(port))
+
+
 def _knock(url: str) -> None:
     """See whether anybody listens on a socket of this machine: the SDK's own failure has no errno, and leaks."""
-    scheme, _, path = url.partition("://")
-    if scheme not in ("unix", "http+unix"):
+    if not url.startswith(_OF_THIS_MACHINE):
         return
+    path = url.partition("://")[2]
     with socket.socket(socket.AF_UNIX) as sock:
         sock.settimeout(_ENGINE_SECONDS)
         try:
@@ -439,11 +487,12 @@ class _Parts:
         self.pidfd = -1
         self.group = Group({}, 1)
 
-    def met(self, peer: Peer) -> None:
-        self.pid = peer.pid
-        if peer.pid:
-            self.pidfd = os.pidfd_open(peer.pid)
-            self.group = group_of(peer.pid)
+    def met(self, pid: int) -> None:
+        """Take the first process, by its pid on this machine; 0 is one that cannot be seen."""
+        self.pid = pid
+        if pid:
+            self.pidfd = os.pidfd_open(pid)
+            self.group = group_of(pid)
 
     def kill(self) -> None:
         """Kill PID 1, and so everything. Where that is not ours to do, it ends itself as its channel closes."""
@@ -482,7 +531,66 @@ class _Parts:
         self.meeting.close()
 
 
-class DockerKind(SandboxKind[DockerSandbox]):
+class NoChannel(SandboxUnavailable):
+    """A runner cannot be met here; the message says why."""
+
+
+class DockerExecs(Execs):
+    """A running container, by its id, as it is reached by the engine's exec."""
+
+    def __init__(self, engine: Engine, container: str, parts: _Parts) -> None:
+        self.parts = parts
+        self._engine = engine
+        self._id = container
+
+    async def start(self, argv: Sequence[str], env: Mapping[str, str], call_id: str, *, stdin: bool) -> Hijacked:
+        return await self._engine.start_exec(self._id, argv, env, call_id, stdin=stdin)
+
+    async def runs(self) -> bool:
+        found = await self._engine.find(self._id)
+        return found is not None and bool(found["State"]["Running"])
+
+    def kill(self) -> None:
+        self.parts.kill()
+
+    def counters(self) -> Counters:
+        return self.parts.group.counters()
+
+
+class DockerExecSandbox(ExecSandbox):
+    """A container without a runner."""
+
+    kind = "docker"
+
+    def __init__(
+        self, spec: SandboxSpec, execs: DockerExecs, env: Mapping[str, str], *, restored: bool, files_lost: bool
+    ) -> None:
+        super().__init__(
+            spec.session_id, execs, {**env, **spec.env}, execs.parts.end, restored=restored, files_lost=files_lost
+        )
+        self._parts = execs.parts
+
+    @property
+    def pid(self) -> int:
+        return self._parts.pid
+
+    def assign(self, spec: SandboxSpec, channel: Path) -> None:
+        """Be the session's, which has no use for a channel folder."""
+        self._parts.session_id = spec.session_id
+        self._env = {**self._env, **spec.env}
+
+    async def settle(self) -> None:
+        await self._parts.rename()
+
+    async def usage(self) -> Usage:
+        seen = self._parts.group.usage()
+        return seen if seen != Usage() else await self._parts.kind.engine.usage(self._parts.name)
+
+
+AnySandbox = DockerSandbox | DockerExecSandbox
+
+
+class DockerKind(SandboxKind[AnySandbox]):
     """Opens sandboxes of one image. `storage` says where the workspace and HOME lie: in `memory` a tmpfs of true
     size that is lost with the container, on `disk` named volumes that stay and whose size is not enforced. A sandbox
     with an open network has a bridge of its own, which is removed with it."""
@@ -498,6 +606,7 @@ class DockerKind(SandboxKind[DockerSandbox]):
         self._storage: Storage = storage
         self._tried = False
         self._counted = True
+        self._without_channel: dict[str, str] = {}
 
     async def _probe(self) -> Probe:
         """Open and remove a throw-away sandbox until that has worked once; later look only for engine and image."""
@@ -509,6 +618,8 @@ class DockerKind(SandboxKind[DockerSandbox]):
         except SandboxError as error:
             return Probe(self.name, works=False, reason=error.message, remedy=error.remedy)
         facts = {**host.facts, "image": self._image, "workspace": self._storage}
+        if why := " ".join(self._without_channel.values()):
+            facts["channel"] = f"the engine's exec, slower: {why}"
         return Probe(self.name, works=True, not_enforced=self._not_enforced(host), facts=facts)
 
     async def _try(self) -> None:
@@ -528,29 +639,75 @@ class DockerKind(SandboxKind[DockerSandbox]):
             gaps.append("oom: a kill for memory is told as a signal; control groups are not seen from here")
         return tuple(gaps)
 
-    async def _build(self, spec: SandboxSpec, undo: contextlib.AsyncExitStack) -> DockerSandbox:
+    async def _build(self, spec: SandboxSpec, undo: contextlib.AsyncExitStack) -> AnySandbox:
         parts = _Parts(self, spec.session_id, self.engine.meeting(spec.session_id))
         undo.push_async_callback(parts.end)
         check_read_only(spec.read_only)
         host = await self.engine.host()
         image = await self._find_image()
-        one = Container(
+        env = workload_env(image["Config"].get("Env") or ())
+        sandbox: AnySandbox
+        try:
+            sandbox = await self._with_runner(spec, image["Id"], parts, env)
+        except NoChannel as error:
+            self._without_channel = {image["Id"]: error.message}
+            await self.remove_container(parts.name)
+            parts.meeting.remove()
+            sandbox = await self._without_runner(spec, image["Id"], parts, env)
+            sandbox.channel_reason = error.message
+        self._counted = sandbox.counters().oom >= 0
+        sandbox.not_enforced = self._not_enforced(host)
+        return sandbox
+
+    async def _without_runner(
+        self, spec: SandboxSpec, image: str, parts: _Parts, env: Mapping[str, str]
+    ) -> DockerExecSandbox:
+        one = self._container(spec, image, None)
+        parts.owned = True
+        restored = await self._make(one)
+        found = await self.engine.find(one.name)
+        if found is None:
+            raise SandboxUnavailable("the sandbox's container is gone")
+        pid = found["State"]["Pid"]
+        if not self.engine.is_remote and await anyio.to_thread.run_sync(_is_in, pid, found["Id"]):
+            parts.met(pid)
+        else:
+            parts.group = group_of_container(found["Id"])
+        execs = DockerExecs(self.engine, found["Id"], parts)
+        sandbox = DockerExecSandbox(spec, execs, env, restored=restored, files_lost=self._storage == "memory")
+        try:
+            await sandbox.kill_call("none")  # a first request
+        except SandboxError as error:
+            raise SandboxUnavailable(
+                f"the image {self._image} has no python3, and no shell that serves: {error.message}", _NO_SHELL
+            ) from error
+        return sandbox
+
+    def _container(self, spec: SandboxSpec, image: str, channel: Path | None) -> Container:
+        return Container(
             self.engine.instance,
             spec.session_id,
-            image["Id"],
-            parts.meeting.folder,
+            image,
+            channel,
             self._storage,
             spec.limits,
             spec.read_only,
             spec.network,
         )
+
+    async def _with_runner(self, spec: SandboxSpec, image: str, parts: _Parts, env: Mapping[str, str]) -> DockerSandbox:
+        if image in self._without_channel:
+            raise NoChannel(self._without_channel[image])
+        one = self._container(spec, image, parts.meeting.folder)
         peer = await self._left_running(one, parts.meeting)
         parts.owned = True
         taken_up = restored = peer is not None
         if peer is None:
-            peer, restored = await self._make(one, parts.meeting)
+            parts.meeting.open()
+            restored = await self._make(one)
+            peer = await self._meet(one.name, parts.meeting)
         try:
-            parts.met(peer)
+            parts.met(peer.pid)
             if not peer.pid:
                 parts.group = await self._group(one)
             if not taken_up:
@@ -559,10 +716,8 @@ class DockerKind(SandboxKind[DockerSandbox]):
             peer.sock.close()
             raise
         link = Channel(peer.sock, parts.kill, files_lost=self._storage == "memory")
-        env = workload_env(image["Config"].get("Env") or ())
         sandbox = DockerSandbox(spec, link, parts, env, restored=restored)
-        self._counted = sandbox.counters().oom >= 0
-        sandbox.not_enforced, sandbox.taken_up = self._not_enforced(host), taken_up
+        sandbox.taken_up = taken_up
         return sandbox
 
     async def _group(self, one: Container) -> Group:
@@ -585,16 +740,14 @@ class DockerKind(SandboxKind[DockerSandbox]):
         meeting.remove()
         raise SandboxLost("the sandbox has ended while there was no gateway", files_lost=True)
 
-    async def _make(self, one: Container, meeting: Meeting) -> tuple[Peer, bool]:
-        """A new container's runner, and whether its workspace was there before."""
-        meeting.open()
+    async def _make(self, one: Container) -> bool:
+        """Start a new container; whether its workspace was there before."""
         restored = self._storage == "disk" and await self._prepare(one)
         if one.network == "open":
             await self.engine.create_network(one.name, labels(one.instance, one.session_id))
-        name = one.name
-        await self._create(one, name)
-        await self._start(name)
-        return await self._meet(name, meeting), restored
+        await self._create(one)
+        await self._start(one, one.name)
+        return restored
 
     async def _find_image(self) -> Mapping[str, Any]:
         def question(api: docker.APIClient) -> Mapping[str, Any]:
@@ -617,7 +770,7 @@ class DockerKind(SandboxKind[DockerSandbox]):
         name = f"{one.name}-prepare"
         await self.engine.create(preparing_options(one), name)
         try:
-            await self._start(name)
+            await self._start(one, name)
             ended = await self.engine.ask(lambda api: api.wait(name, timeout=_PREPARE_SECONDS))
             if ended["StatusCode"] != 0:
                 raise SandboxUnavailable(f"the volumes of session {one.session_id} could not be handed to its user")
@@ -629,22 +782,26 @@ class DockerKind(SandboxKind[DockerSandbox]):
         await self.engine.remove(name)
         return False
 
-    async def _create(self, one: Container, name: str) -> None:
+    async def _create(self, one: Container) -> None:
         try:
-            await self.engine.create(container_options(one), name)
+            await self.engine.create(container_options(one), one.name)
         except SandboxUnavailable as error:
-            if f"bind source path does not exist: {one.channel}" not in error.message:
+            if one.channel is None or f"bind source path does not exist: {one.channel}" not in error.message:
                 raise
-            state_dir = one.channel.parent.parent
-            raise SandboxUnavailable(f"the engine does not see the state folder at {state_dir}", _SAME_PLACE) from error
+            why = f"the engine does not see the state folder at {one.channel.parent.parent}"
+            if self.engine.is_remote:
+                raise NoChannel(why) from error
+            raise SandboxUnavailable(why, _SAME_PLACE) from error
 
-    async def _start(self, name: str) -> None:
+    async def _start(self, one: Container, name: str) -> None:
         try:
             await self.engine.ask(lambda api: api.start(name))
         except SandboxUnavailable as error:
-            if any(words in error.message for words in _NO_PYTHON):
-                raise SandboxUnavailable(f"the image {self._image} has no python3", _NOT_YET) from error
-            raise
+            if not any(words in error.message for words in _NO_PROGRAM):
+                raise
+            if one.channel is None:
+                raise SandboxUnavailable(f"the image {self._image} has no python3 and no sh", _NO_SHELL) from error
+            raise NoChannel(f"the image {self._image} has no python3") from error
 
     async def _meet(self, name: str, meeting: Meeting) -> Peer:
         """Wait for the runner, and see that it is the container's own first process."""
@@ -659,25 +816,22 @@ class DockerKind(SandboxKind[DockerSandbox]):
                 raise SandboxUnavailable("another process than the sandbox's own answered")
             if not state["Running"]:
                 code = state["ExitCode"]
-                raise SandboxUnavailable(
-                    f"the runner ended with code {code} before it connected; the image {self._image} needs Python 3.9",
-                    _NOT_YET,
+                raise NoChannel(
+                    f"the runner ended with code {code} before it connected; the image {self._image} needs Python 3.9"
                 )
             if time.monotonic() > deadline:
-                raise SandboxUnavailable(
-                    f"the runner could not connect to {meeting.folder} within {_OPEN_SECONDS:g} s", _NOT_YET
-                )
+                raise NoChannel(f"the runner could not connect to {meeting.folder} within {_OPEN_SECONDS:g} s")
 
     def has_workspace(self, session_id: str) -> bool:
         return self.engine.meeting(session_id).exists
 
-    async def _assign(self, sandbox: DockerSandbox, spec: SandboxSpec) -> None:
+    async def _assign(self, sandbox: AnySandbox, spec: SandboxSpec) -> None:
         sandbox.assign(spec, self.engine.meeting(spec.session_id).folder)
 
     async def settle(self, sandbox: Sandbox) -> None:
         """Name the container after its session; a gateway that is killed before loses it. An engine writes that to its
         disk, which takes 3 ms, and ten times that beside others who write."""
-        if isinstance(sandbox, DockerSandbox) and sandbox.alive:
+        if isinstance(sandbox, AnySandbox) and sandbox.alive:
             await sandbox.settle()
 
     def keep(self, session_ids: Collection[str]) -> None:
@@ -703,6 +857,14 @@ class DockerKind(SandboxKind[DockerSandbox]):
 
 def _label(container: Mapping[str, Any], name: str) -> str | None:
     return cast(str | None, container["Config"]["Labels"].get(name))
+
+
+def _is_in(pid: int, container: str) -> bool:
+    """Whether a process of this machine is the container's: a gateway that is in one itself sees other pids."""
+    try:
+        return container in Path(f"/proc/{pid}/cgroup").read_text()
+    except OSError:
+        return False
 
 
 def _has_volume(api: docker.APIClient, name: str) -> bool:

@@ -248,6 +248,8 @@ class Sandbox(ABC):
     stays: bool = False
     """Whether it goes on when it is left."""
     channel: str = "direct"
+    channel_reason: str = ""
+    """Why it is not the direct one."""
     not_enforced: tuple[str, ...] = ()
     workspace: str = WORKSPACE
     is_executable: bool = True

@@ -35,7 +35,7 @@ ABOUT: Final = {
     "mcp.auto_session": "the agent's token gets a session of its first profile by itself",
     "profiles": "What a session is. A session names a profile, and may only narrow it.",
     "profiles.kind": 'local (bubblewrap) | docker | virtual (bashkit: text work) | none | your own, "my_kinds:MyKind"',
-    "profiles.image": "of kind docker; needs python3 of 3.9 or newer in it",
+    "profiles.image": "of kind docker; with python3 of 3.9 or newer in it, else slower",
     "profiles.workspace": "of kind docker: memory (sized, lost with its container) | disk (stays, not sized)",
     "profiles.tools": "names or globs",
     "profiles.upstreams": 'MCP servers of [[upstreams]] whose tools its sessions have, such as ["git"]',

@@ -15,7 +15,7 @@ import psutil
 
 from sandboxes import Capture, Pool, PoolSize, Sandbox, SandboxSpec
 from sandboxes.container import DEFAULT_IMAGE, Container, container_name, container_options
-from sandboxes.docker import DockerKind, DockerSandbox, Engine
+from sandboxes.docker import AnySandbox, DockerKind, Engine
 from tests.bench.figures import Figure, at_least, at_most, shown
 from tests.bench.sandbox import COMMAND, alternating, plain
 
@@ -180,12 +180,12 @@ async def _many(sandbox: Sandbox, calls: int) -> None:
             tasks.start_soon(some)
 
 
-def _held(sandbox: DockerSandbox) -> tuple[int, int, int]:
+def _held(sandbox: AnySandbox) -> tuple[int, int, int]:
     """Descriptors and threads of this process, and processes of the sandbox."""
     return len(os.listdir("/proc/self/fd")), threading.active_count(), len(_inside(sandbox))
 
 
-def _inside(sandbox: DockerSandbox) -> list[psutil.Process]:
+def _inside(sandbox: AnySandbox) -> list[psutil.Process]:
     first = psutil.Process(sandbox.pid)
     return [first, *first.children(recursive=True)]
 

@@ -9,6 +9,7 @@ import pytest
 from gateway.build import build_kinds, open_state
 from gateway.demo import run_demo
 from gateway.settings import Profile
+from sandboxes.container import BASE_IMAGE
 from tests.gateway.commandline import sandgate
 from tests.gateway.conftest import called, opened, running, served
 
@@ -39,6 +40,22 @@ async def test_a_session_runs_its_tools_in_a_container(state_dir: Path) -> None:
         report = await session.end("closed", "test")
         assert report.failed == ()
     assert list((state_dir / "channels").iterdir()) == []
+
+
+@needs_docker
+async def test_a_session_over_an_image_without_python_says_so(state_dir: Path) -> None:
+    """The same tools through the engine's exec; the record names the channel and why."""
+    async with running(state_dir, profiles={"default": {"kind": "docker", "image": BASE_IMAGE}}) as gateway:
+        session = await opened(gateway, seed=[{"path": "data/a.txt", "text": "needle\n"}])
+        record = session.record()
+        assert (record.channel, record.channel_reason) == ("engine", f"the image {BASE_IMAGE} has no python3")
+        assert (await called(gateway, session, "bash", command="cat data/a.txt; exit 3")).exit_code == 3
+        await called(gateway, session, "write_file", file_path="notes.md", content="TODO")
+        await called(gateway, session, "edit_file", file_path="notes.md", old_string="TODO", new_string="done")
+        assert (await called(gateway, session, "read_file", file_path="notes.md")).text.endswith("\tdone")
+        timed_out = await called(gateway, session, "bash", command="echo on; sleep 60 & sleep 60", timeout_s=1)
+        assert (timed_out.status, timed_out.content[0].text) == ("timeout", "on\n")
+        assert (await session.end("closed", "test")).failed == ()
 
 
 @needs_docker

@@ -103,6 +103,18 @@ def test_open_network_is_a_bridge_of_the_sessions_own() -> None:
     assert (host["NetworkMode"], host["Dns"], host["DnsSearch"]) == ("sandgate-i-s", [], ["."])
 
 
+def test_without_a_runner_the_engines_init_waits_as_nobody() -> None:
+    """D.1: no program of the sandbox's user can signal its first process."""
+    options = container_options(Container("i", "s", "x", None))
+    assert (options["User"], options["Entrypoint"][:2], options["HostConfig"]["Init"]) == (
+        "65534:65534",
+        ["sh", "-c"],
+        True,
+    )
+    assert options["HostConfig"]["Mounts"] == []
+    assert "uid=1000,gid=1000" in options["HostConfig"]["Tmpfs"]["/workspace"]
+
+
 def test_read_only_paths_are_bound_read_only() -> None:
     one = Container("i", "s", "x", Path("/c"), read_only=(Path("/data"),))
     [_, mount] = container_options(one)["HostConfig"]["Mounts"]

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import anyio
 import pytest
@@ -30,7 +30,8 @@ from sandboxes.container import (
     labels,
     preparing_options,
 )
-from sandboxes.docker import DockerKind, DockerSandbox, Engine, engine_version
+from sandboxes.docker import AnySandbox, DockerKind, Engine, engine_version
+from sandboxes.sandbox import JOBS, TERMINALS
 from tests.sandboxes.support import FORKS_FOR_EVER, first_refusal, host_processes, open_descriptors, python, read, sh
 
 pytestmark = [pytest.mark.anyio, pytest.mark.needs("docker")]
@@ -63,18 +64,18 @@ async def kind(engine: Engine) -> AsyncIterator[DockerKind]:
 
 
 @pytest.fixture
-async def docker(kind: DockerKind) -> DockerSandbox:
+async def docker(kind: DockerKind) -> AnySandbox:
     return await kind.open(SandboxSpec("session"))
 
 
 @pytest.fixture
-async def small(kind: DockerKind) -> DockerSandbox:
+async def small(kind: DockerKind) -> AnySandbox:
     return await kind.open(SandboxSpec("small", limits=SMALL))
 
 
 def inside(sandbox: Sandbox, marker: str) -> list[int]:
     """Processes of the container, which are all below its first."""
-    assert isinstance(sandbox, DockerSandbox)
+    assert isinstance(sandbox, AnySandbox)
     return host_processes(marker, below=sandbox.pid)
 
 
@@ -85,24 +86,40 @@ class Docker(SandboxConformance):
 
 class TestDockerInMemory(Docker):
     @pytest.fixture
-    async def sandbox(self, kind: DockerKind) -> DockerSandbox:
+    async def sandbox(self, kind: DockerKind) -> AnySandbox:
         return await kind.open(SandboxSpec("conformance"))
 
 
 @pytest.mark.slow
 class TestDockerOnDisk(Docker):
     @pytest.fixture
-    async def sandbox(self, engine: Engine) -> AsyncIterator[DockerSandbox]:
+    async def sandbox(self, engine: Engine) -> AsyncIterator[AnySandbox]:
         kind = DockerKind(engine, storage="disk")
         yield await kind.open(SandboxSpec("conformance"))
         await kind.destroy("conformance")
         await kind.aclose()
 
 
+class DockerByExec(Docker):
+    """Without a runner inside: everything but jobs and terminals."""
+
+    lacks: ClassVar = frozenset({JOBS, TERMINALS})
+    many_files = 60  # an exec for each
+    flood_blocks, output_bytes = 100, 100_000_000  # through the engine
+
+
+class TestDockerByExecInMemory(DockerByExec):
+    @pytest.fixture
+    async def sandbox(self, engine: Engine) -> AsyncIterator[AnySandbox]:
+        kind = DockerKind(engine, image=BASE_IMAGE)
+        yield await kind.open(SandboxSpec("conformance"))
+        await kind.aclose()
+
+
 # --- what it protects from
 
 
-async def test_no_privilege_inside(docker: DockerSandbox) -> None:
+async def test_no_privilege_inside(docker: AnySandbox) -> None:
     """seed-facts 12 row 15. A01: no capability, no new privileges, a filter, not root, on the host neither."""
     ran = await sh(docker, "grep -E '^(Cap|NoNewPrivs|Seccomp:)' /proc/self/status; id -u")
     words = dict(line.split(":\t") for line in ran.text.splitlines()[:-1])
@@ -112,7 +129,7 @@ async def test_no_privilege_inside(docker: DockerSandbox) -> None:
     assert "0" not in uids.split()[1:]
 
 
-async def test_only_its_own_places_are_writable(docker: DockerSandbox) -> None:
+async def test_only_its_own_places_are_writable(docker: AnySandbox) -> None:
     """A02, the queues of /dev/mqueue and the channel's folder among them."""
     code = """
 import os
@@ -134,7 +151,7 @@ print(*sorted(found))
     assert (await python(docker, code)).text.split() == ["/dev/shm", "/home/agent", "/tmp", "/workspace"]
 
 
-async def test_nothing_can_be_reached(docker: DockerSandbox) -> None:
+async def test_nothing_can_be_reached(docker: AnySandbox) -> None:
     """A03, A07: the host's ports on every address of its, the engine, the channel's socket; no name of a resolver."""
     listener = socket.create_server(("0.0.0.0", 0))
     port = listener.getsockname()[1]
@@ -224,7 +241,7 @@ def family(number, kind):
 
 
 @pytest.mark.skipif(os.uname().machine != "x86_64", reason="the numbers are x86_64's")
-async def test_kernel_doors_are_refused(docker: DockerSandbox) -> None:
+async def test_kernel_doors_are_refused(docker: AnySandbox) -> None:
     """A04, A05, A09, and the list of D.1 by number: the same answers as in the local kind."""
     code = (
         SYSTEM_CALLS
@@ -258,7 +275,7 @@ print({call(16, slave, ctypes.c_ulong(request), byte) for request in (0x5412, 0x
     ]
 
 
-async def test_runner_cannot_be_read_or_signalled(docker: DockerSandbox, tmp_path: Path) -> None:
+async def test_runner_cannot_be_read_or_signalled(docker: AnySandbox, tmp_path: Path) -> None:
     """A06: no environment, memory or descriptor of PID 1; no host path in what it shows of itself."""
     code = """
 import os
@@ -290,7 +307,7 @@ async def test_other_sandboxes_are_not_seen(kind: DockerKind) -> None:
 # --- limits
 
 
-async def test_fork_bomb_ends_and_a_neighbour_answers(kind: DockerKind, small: DockerSandbox) -> None:
+async def test_fork_bomb_ends_and_a_neighbour_answers(kind: DockerKind, small: AnySandbox) -> None:
     """A13, R69."""
     neighbour = await kind.open(SandboxSpec("neighbour"))
     async with await small.start(["sh", "-c", "bomb() { bomb | bomb & bomb; }; bomb", "bomb-A13"]) as bomb:
@@ -305,7 +322,7 @@ async def test_fork_bomb_ends_and_a_neighbour_answers(kind: DockerKind, small: D
     assert (await sh(small, "echo on")).text == "on\n"
 
 
-async def test_used_up_processes_are_named(small: DockerSandbox) -> None:
+async def test_used_up_processes_are_named(small: AnySandbox) -> None:
     """A13: `pids` where the program failed for it, EAGAIN where it cannot even start."""
     code = """
 import os, sys, time
@@ -322,7 +339,7 @@ except OSError:
     assert (await sh(small, "echo on")).text == "on\n"
 
 
-async def test_memory_hog_is_named_and_the_sandbox_goes_on(small: DockerSandbox) -> None:
+async def test_memory_hog_is_named_and_the_sandbox_goes_on(small: AnySandbox) -> None:
     """A14: in the first and in the second call."""
     for _ in range(2):
         ran = await python(small, "x = bytearray(300 << 20); print(len(x))")
@@ -331,7 +348,7 @@ async def test_memory_hog_is_named_and_the_sandbox_goes_on(small: DockerSandbox)
 
 
 async def test_kills_for_memory_are_counted_without_its_processes(
-    kind: DockerKind, small: DockerSandbox, engine: Engine
+    kind: DockerKind, small: AnySandbox, engine: Engine
 ) -> None:
     """As a gateway in a container does, by the container's name among the control groups."""
     assert (await python(small, "bytearray(1 << 30)")).exit.how == "oom"
@@ -342,13 +359,13 @@ async def test_kills_for_memory_are_counted_without_its_processes(
     group.close()
 
 
-async def test_cpu_is_bounded(small: DockerSandbox) -> None:
+async def test_cpu_is_bounded(small: AnySandbox) -> None:
     """A15."""
     code = "import time; end = time.monotonic() + 1.5\nwhile time.monotonic() < end: pass\nprint(time.process_time())"
     assert float((await python(small, code)).text) < 1.5 * 0.65
 
 
-async def test_workspace_in_memory_has_its_size(small: DockerSandbox) -> None:
+async def test_workspace_in_memory_has_its_size(small: AnySandbox) -> None:
     """A16: bytes, by many files, within 5 %; `disk_full` for a write of ours; and it goes on."""
     ran = await sh(small, "for i in $(seq 40); do head -c 1M /dev/zero > f$i || break; done; du -sb . | cut -f1")
     assert b"No space left" in ran.err
@@ -359,7 +376,7 @@ async def test_workspace_in_memory_has_its_size(small: DockerSandbox) -> None:
     assert await small.write("more", b"x" * (1 << 20)) == 1 << 20
 
 
-async def test_workspace_in_memory_has_its_number_of_files(small: DockerSandbox) -> None:
+async def test_workspace_in_memory_has_its_number_of_files(small: AnySandbox) -> None:
     """A17: a flood of empty files ends, and what is there is listed in time."""
     ran = await python(
         small, "n = 0\ntry:\n  while n < 50000: open(f'f{n}', 'w').close(); n += 1\nexcept OSError: pass\nprint(n)"
@@ -369,12 +386,12 @@ async def test_workspace_in_memory_has_its_number_of_files(small: DockerSandbox)
         assert len((await small.list()).entries) == int(ran.text)
 
 
-async def test_scratch_is_small(small: DockerSandbox) -> None:
+async def test_scratch_is_small(small: AnySandbox) -> None:
     ran = await sh(small, "df -m --output=size /tmp /dev/shm /home/agent /workspace | tail -4; ulimit -c; ulimit -Hn")
     assert [int(line) for line in ran.text.split()] == [8, 8, 16, 16, 0, 1024]
 
 
-async def test_usage_is_told(engine: Engine, docker: DockerSandbox) -> None:
+async def test_usage_is_told(engine: Engine, docker: AnySandbox) -> None:
     """By the control groups and by the engine alike."""
     await python(docker, "for i in range(10**7): pass")
     seen, told = await docker.usage(), await engine.usage(container_name(engine.instance, "session"))
@@ -389,7 +406,7 @@ async def test_usage_is_told(engine: Engine, docker: DockerSandbox) -> None:
 # --- the image
 
 
-async def test_pip_installs_for_the_user(docker: DockerSandbox) -> None:
+async def test_pip_installs_for_the_user(docker: AnySandbox) -> None:
     wheel = BytesIO()
     with zipfile.ZipFile(wheel, "w") as file:
         file.writestr("tiny.py", "def main(): print('tiny')\n")
@@ -403,7 +420,7 @@ async def test_pip_installs_for_the_user(docker: DockerSandbox) -> None:
     assert (await sh(docker, "python -c 'import tiny; tiny.main()'")).text == "tiny\n"
 
 
-async def test_the_image_is_what_an_agent_expects(docker: DockerSandbox) -> None:
+async def test_the_image_is_what_an_agent_expects(docker: AnySandbox) -> None:
     await docker.write("Makefile", b"all:\n\t@echo made\n")
     commit = "git init -q . && git add . && git -c user.name=a -c user.email=a commit -qm one; git log --format=%s"
     for script, out in (
@@ -449,27 +466,57 @@ async def refused(kind: DockerKind) -> SandboxUnavailable:
     return error.value
 
 
-async def test_image_without_python_is_refused(engine: Engine) -> None:
-    error = await refused(DockerKind(engine, image=BASE_IMAGE))
-    assert error.message == f"the image {BASE_IMAGE} has no python3"
-    assert "not there yet" in error.remedy
+async def test_an_image_without_python_is_served_by_the_engines_exec(engine: Engine) -> None:
+    kind = DockerKind(engine, image=BASE_IMAGE)
+    sandbox = await kind.open(SandboxSpec("s"))
+    assert (sandbox.channel, sandbox.channel_reason) == ("engine", f"the image {BASE_IMAGE} has no python3")
+    assert (await sh(sandbox, "id -u")).text == "1000\n"
+    probe = await kind.probe()
+    assert (probe.works, probe.facts["channel"]) == (
+        True,
+        f"the engine's exec, slower: the image {BASE_IMAGE} has no python3",
+    )
+    await kind.aclose()
 
 
-async def test_runner_that_ends_at_once_is_told(engine: Engine) -> None:
-    started = time.monotonic()
+async def test_a_runner_that_ends_at_once_is_noticed(engine: Engine) -> None:
     async with image_with_python(engine, "exit 3") as image:
-        error = await refused(DockerKind(engine, image=image))
-    assert "ended with code 3 before it connected" in error.message
-    assert time.monotonic() - started < 8
+        kind = DockerKind(engine, image=image)
+        with anyio.fail_after(8):
+            sandbox = await kind.open(SandboxSpec("s"))
+        assert sandbox.channel == "engine"
+        assert "ended with code 3 before it connected" in sandbox.channel_reason
+        await kind.aclose()
 
 
-async def test_runner_that_never_connects_is_given_up(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A direct channel that cannot be had is noticed within a bounded time."""
-    monkeypatch.setattr("sandboxes.docker._OPEN_SECONDS", 1.0)
+async def test_a_channel_folder_that_cannot_be_connected_to_is_noticed_once(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Within a bounded time; the next sandbox of the image does not wait for it again."""
+    monkeypatch.setattr("sandboxes.docker._OPEN_SECONDS", 2.0)
     async with image_with_python(engine, "exec sleep 60") as image:
-        error = await refused(DockerKind(engine, image=image))
-    assert "could not connect" in error.message
-    assert "not there yet" in error.remedy
+        kind = DockerKind(engine, image=image)
+        first = await kind.open(SandboxSpec("one"))
+        monkeypatch.setattr("sandboxes.docker._OPEN_SECONDS", 60.0)
+        with anyio.fail_after(20):
+            second = await kind.open(SandboxSpec("two"))
+        assert "could not connect to" in first.channel_reason
+        assert second.channel_reason == first.channel_reason
+        assert (await sh(second, "echo on")).text == "on\n"
+        await kind.aclose()
+
+
+async def test_an_image_without_a_shell_is_refused(engine: Engine) -> None:
+    tag = f"sandgate-test-{secrets.token_hex(4)}"
+    await engine.ask(lambda api: api.import_image_from_data(b"\0" * 1024, tag))
+    kind = DockerKind(engine, image=tag)
+    try:
+        error = await refused(kind)
+        assert error.message.startswith(f"the image {tag} has no python3, and no shell that serves")
+        assert error.remedy == "use an image with sh and sleep, or with Python 3.9 or newer"
+    finally:
+        await engine.ask(lambda api: api.remove_image(tag, force=True))
+    assert await engine.left() == []
 
 
 async def test_only_the_containers_own_process_may_connect(
@@ -479,10 +526,10 @@ async def test_only_the_containers_own_process_may_connect(
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as thief:
         start = kind._start
 
-        async def steal(name: str) -> None:
+        async def steal(one: Container, name: str) -> None:
             monkeypatch.chdir(engine.meeting("s").folder)
             thief.connect("channel")
-            await start(name)
+            await start(one, name)
 
         monkeypatch.setattr(kind, "_start", steal)
         error = await refused(kind)
@@ -517,7 +564,7 @@ async def test_an_engine_that_hangs_is_refused_in_time(tmp_path: Path, monkeypat
     await kind.aclose()
 
 
-async def test_probe_names_what_is_missing_here(kind: DockerKind, docker: DockerSandbox) -> None:
+async def test_probe_names_what_is_missing_here(kind: DockerKind, docker: AnySandbox) -> None:
     """A70: probe and sandbox name the same."""
     probe = await kind.probe()
     assert (probe.kind, probe.works, probe.not_enforced) == ("docker", True, docker.not_enforced)
@@ -608,7 +655,7 @@ async def test_volumes_that_were_not_handed_over_are_made_anew(engine: Engine, t
 
 
 async def test_a_container_removed_behind_our_back_is_lost_and_the_next_one_works(
-    kind: DockerKind, engine: Engine, docker: DockerSandbox
+    kind: DockerKind, engine: Engine, docker: AnySandbox
 ) -> None:
     process = await docker.start(["sleep", "60"])
     await engine.remove(container_name(engine.instance, "session"))
@@ -644,7 +691,7 @@ async def test_a_container_left_by_its_name_is_replaced(kind: DockerKind, engine
 
 
 async def test_sweep_removes_its_own_orphans_and_nobody_elses(
-    kind: DockerKind, engine: Engine, docker: DockerSandbox, tmp_path: Path
+    kind: DockerKind, engine: Engine, docker: AnySandbox, tmp_path: Path
 ) -> None:
     """A65: the next life of one instance removes what it left; another instance's sandbox goes on."""
     other = Engine(tmp_path / "other", instance=f"test-{secrets.token_hex(4)}")
@@ -734,7 +781,7 @@ async def test_gateway_keeps_no_descriptors(kind: DockerKind) -> None:
 
 
 async def test_several_open_and_close_at_once(kind: DockerKind, engine: Engine) -> None:
-    opened: list[DockerSandbox] = []
+    opened: list[AnySandbox] = []
 
     async def one(number: int) -> None:
         opened.append(await kind.open(SandboxSpec(f"s{number}")))
@@ -750,7 +797,7 @@ async def test_several_open_and_close_at_once(kind: DockerKind, engine: Engine) 
 # --- the gateway's next life
 
 
-async def staying(kind: DockerKind, session_id: str = "s", seconds: float = 60, **more: Any) -> DockerSandbox:
+async def staying(kind: DockerKind, session_id: str = "s", seconds: float = 60, **more: Any) -> AnySandbox:
     """A sandbox that outlives its gateway."""
     sandbox = await kind.open(SandboxSpec(session_id, **more))
     sandbox.stay(time.time() + seconds)
