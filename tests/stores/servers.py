@@ -182,22 +182,34 @@ class Proxy:
 
 @contextmanager
 def fault_proxy(server_port: int) -> Iterator[Proxy]:
-    proxy, writers = Proxy(), set[asyncio.StreamWriter]()
+    proxy, connections = Proxy(), set[asyncio.Task[None]]()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connection = asyncio.current_task()
+        assert connection is not None
+        connections.add(connection)
         far_reader, far_writer = await asyncio.open_connection("127.0.0.1", server_port)
-        writers.update((writer, far_writer))
-        with suppress(OSError):
-            await asyncio.gather(_up(proxy, reader, far_writer, writer), _down(proxy, far_reader, writer))
-        for one in (writer, far_writer):
-            one.transport.abort()
-            writers.discard(one)
+        ways = [
+            asyncio.ensure_future(_up(proxy, reader, far_writer, writer)),
+            asyncio.ensure_future(_down(proxy, far_reader, writer)),
+        ]
+        try:
+            await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for way in ways:
+                way.cancel()
+            await asyncio.gather(*ways, return_exceptions=True)
+            for one in (writer, far_writer):
+                one.transport.abort()
+                with suppress(OSError):
+                    await one.wait_closed()
+            connections.discard(connection)
 
     async def close() -> None:
         listening.close()
-        for one in writers:
-            one.transport.abort()
-        await asyncio.sleep(0)
+        for one in list(connections):
+            one.cancel()
+        await asyncio.gather(*connections, return_exceptions=True)
 
     with start_blocking_portal() as loop:
         listening = loop.call(asyncio.start_server, serve, "127.0.0.1", 0)
@@ -225,7 +237,6 @@ async def _up(
                 chunk = _altered(chunk)
         far.write(chunk)
         await far.drain()
-    far.write_eof()
 
 
 async def _down(proxy: Proxy, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -234,10 +245,9 @@ async def _down(proxy: Proxy, reader: asyncio.StreamReader, writer: asyncio.Stre
         if proxy.fault == "half answer" and body:
             writer.write(chunk[: len(chunk) - len(body) // 2 - 1])
             await writer.drain()
-            raise ConnectionResetError
+            return
         writer.write(_altered(chunk) if proxy.fault == "altered answer" else chunk)
         await writer.drain()
-    raise ConnectionResetError
 
 
 def _altered(chunk: bytes) -> bytes:
