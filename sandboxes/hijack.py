@@ -9,7 +9,7 @@ import os
 import re
 import socket
 import struct
-from typing import Final
+from typing import Final, cast
 
 import anyio
 from anyio.abc import ByteReceiveStream, ByteSendStream
@@ -50,8 +50,7 @@ class Hijacked(asyncio.Protocol):
     # the connection
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = transport = cast(asyncio.Transport, transport)  # uvloop's are no subclass of it
         # a descriptor of its own: a program that reads no more ends the writing, and not the reading
         self._sending = socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno()))
         self._sending.setblocking(False)

@@ -1,11 +1,15 @@
 """The channel on uvloop, the loop of the server."""
 
+import secrets
+from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
 
 from sandboxes import Exit, LocalKind, SandboxLost, SandboxSpec
+from sandboxes.container import BASE_IMAGE
+from sandboxes.docker import DockerKind, Engine
 from sandboxes.local import LocalSandbox
 from tests.sandboxes.support import host_processes, read, run, sh
 
@@ -49,3 +53,22 @@ async def test_loss_is_told(local: LocalSandbox, kind: LocalKind) -> None:
         with pytest.raises(SandboxLost):
             await process.wait()
     assert (await sh(await kind.open(SandboxSpec("next")), "echo on")).text == "on\n"
+
+
+@pytest.mark.needs("docker")
+async def test_the_engines_exec_serves(tmp_path: Path) -> None:
+    kind = DockerKind(Engine(tmp_path, instance=f"test-{secrets.token_hex(4)}"), image=BASE_IMAGE)
+    sandbox = await kind.open(SandboxSpec("s"))
+    assert sandbox.channel == "engine"
+    ran = await sh(sandbox, "echo out; echo err >&2; exit 3")
+    assert (ran.exit, ran.out, ran.err) == (Exit("exit", 3), b"out\n", b"err\n")
+    assert len((await run(sandbox, "cat", stdin=b"x" * (5 << 20), max_bytes=6 << 20)).out) == 5 << 20
+    assert (await run(sandbox, "true", stdin=b"x" * (5 << 20))).exit == Exit("exit", 0)
+    await sandbox.write("a", b"y" * 1_000_000)
+    assert await read(sandbox, "a") == b"y" * 1_000_000
+    assert (await sh(sandbox, "echo x; sleep 300.79", timeout=1)).out == b"x\n"
+    async with await sandbox.start(["sleep", "300.79"]) as process:
+        await sandbox.aclose()
+        with pytest.raises(SandboxLost):
+            await process.wait()
+    await kind.aclose()
