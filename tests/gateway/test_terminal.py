@@ -37,7 +37,7 @@ async def attached(server: Served, *, role: str = "agent", **request: Any) -> As
 async def until(terminal: Terminal, text: bytes) -> bytes:
     """What it shows until it shows that."""
     shown = b""
-    with anyio.move_on_after(30):
+    with anyio.move_on_after(60):
         async for data in terminal:
             shown += data
             if text in shown:
