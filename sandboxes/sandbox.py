@@ -305,7 +305,7 @@ class Sandbox(ABC):
         if what in self.lacks:
             raise NotOffered(
                 f"a sandbox of kind {self.kind} has no {what}",
-                "Use a profile of kind local or docker (by a direct channel); here a command runs to its end, then answers.",
+                "Use a profile of kind local or docker (by a direct channel); here a command runs to its end.",
             )
 
     @abstractmethod
