@@ -439,7 +439,7 @@ class SandboxConformance:
         assert time.monotonic() - started < 3
 
     async def test_zombies_are_reaped(self, sandbox: Sandbox) -> None:
-        """A25."""
+        """A25, R45, R46."""
         ran = await sh(
             sandbox,
             "i=0; while [ $i -lt 300 ]; do (true &) ; i=$((i+1)); done; "

@@ -296,24 +296,25 @@ class Engine:
     def is_remote(self) -> bool:
         return not _where().startswith(_OF_THIS_MACHINE)
 
-    async def start_exec(
+    async def create_exec(
         self, container: str, argv: Sequence[str], env: Mapping[str, str], call_id: str, *, stdin: bool
     ) -> Hijacked:
-        """Start a program in a container as the sandbox's user, connected to its streams."""
+        """What starts a program in a container, as the sandbox's user, once it is attached."""
 
-        def question(api: docker.APIClient) -> tuple[str, str]:
+        def question(api: docker.APIClient) -> Hijacked:
             made = api.exec_create(container, list(argv), stdin=stdin, user=f"{USER}:{USER}", environment=dict(env))
-            return str(made["Id"]), api.api_version
+            return Hijacked(str(made["Id"]), call_id, api.api_version)
 
-        exec_id, version = await self.ask(question)
-        hijacked = Hijacked(exec_id, call_id, version)
+        return await self.ask(question)
+
+    async def attach(self, hijacked: Hijacked) -> None:
+        """Start the program, connected to its streams."""
         try:
             with anyio.fail_after(_ENGINE_SECONDS):
                 await _attach(hijacked)
         except (OSError, TimeoutError) as error:
             hijacked.close()
             raise SandboxUnavailable(f"no Docker engine answers: {error}", _INSTALL) from error
-        return hijacked
 
     async def aclose(self) -> None:
         """Close the connections; the next request makes new ones."""
@@ -536,18 +537,22 @@ class NoChannel(SandboxUnavailable):
 
 
 class DockerExecs(Execs):
-    """A running container, by its id, as it is reached by the engine's exec."""
+    """A running container, as it is reached by the engine's exec: by its name, which tells the socket proxy that it is
+    one of ours."""
 
-    def __init__(self, engine: Engine, container: str, parts: _Parts) -> None:
+    def __init__(self, engine: Engine, parts: _Parts) -> None:
         self.parts = parts
         self._engine = engine
-        self._id = container
 
     async def start(self, argv: Sequence[str], env: Mapping[str, str], call_id: str, *, stdin: bool) -> Hijacked:
-        return await self._engine.start_exec(self._id, argv, env, call_id, stdin=stdin)
+        async with self.parts.naming:
+            hijacked = await self._engine.create_exec(self.parts.name, argv, env, call_id, stdin=stdin)
+        await self._engine.attach(hijacked)
+        return hijacked
 
     async def runs(self) -> bool:
-        found = await self._engine.find(self._id)
+        async with self.parts.naming:
+            found = await self._engine.find(self.parts.name)
         return found is not None and bool(found["State"]["Running"])
 
     def kill(self) -> None:
@@ -673,7 +678,7 @@ class DockerKind(SandboxKind[AnySandbox]):
             parts.met(pid)
         else:
             parts.group = group_of_container(found["Id"])
-        execs = DockerExecs(self.engine, found["Id"], parts)
+        execs = DockerExecs(self.engine, parts)
         sandbox = DockerExecSandbox(spec, execs, env, restored=restored, files_lost=self._storage == "memory")
         try:
             await sandbox.kill_call("none")  # a first request

@@ -99,6 +99,7 @@ ENGINE_CALLS = {
     "containers": "GET /containers/json",
     "create_container_from_config": "POST /containers/create",
     "create_network": "POST /networks/create",
+    "exec_create": "POST /containers/sandgate-i-s/exec",
     "info": "GET /info",
     "inspect_container": "GET /containers/sandgate-i-s/json",
     "inspect_image": "GET /images/registry.example:5000/sandgate/sandbox:1/json",
@@ -124,6 +125,6 @@ def test_the_socket_proxy_lets_through_what_the_gateway_asks() -> None:
     paths = dict(re.findall(r"acl (\w+) path_reg (\S+)", config))
     [allowed] = re.findall(r"http-request allow if (.*)", config)
     rules = [(methods[group.split()[0]], paths[group.split()[1]]) for group in allowed.split(" || ")]
-    for call in filter(None, ENGINE_CALLS.values()):
+    for call in (*filter(None, ENGINE_CALLS.values()), "POST /exec/0a1b/start"):
         method, path = call.split()
         assert any(method == one and re.search(pattern, f"/v1.41{path}") for one, pattern in rules), call

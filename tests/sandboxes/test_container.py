@@ -25,7 +25,7 @@ MIB = 1 << 20
 
 
 def test_options_are_the_hardened_set() -> None:
-    """D.1, whole."""
+    """D.1, whole. A11: nobody who names no network gets one. A35: no file goes in by the engine's archive API."""
     options = container_options(ONE)
     assert options.pop("HostConfig") == {
         "AutoRemove": False,

@@ -103,6 +103,14 @@ class TestDockerOnDisk(Docker):
 class DockerByExec(Docker):
     """Without a runner inside: everything but jobs and terminals."""
 
+    async def test_an_input_that_ends_at_once_is_seen_every_time(self, sandbox: Sandbox) -> None:
+        """R15: through the engine's half-closed stream."""
+        for _ in range(30):
+            async with await sandbox.start(["cat"], stdin=True) as process:
+                await process.stdin.aclose()
+                with anyio.fail_after(20):
+                    assert await process.wait() == Exit("exit", 0)
+
     lacks: ClassVar = frozenset({JOBS, TERMINALS})
     many_files = 60  # an exec for each
     flood_blocks, output_bytes = 100, 100_000_000  # through the engine
@@ -276,7 +284,7 @@ print({call(16, slave, ctypes.c_ulong(request), byte) for request in (0x5412, 0x
 
 
 async def test_runner_cannot_be_read_or_signalled(docker: AnySandbox, tmp_path: Path) -> None:
-    """A06: no environment, memory or descriptor of PID 1; no host path in what it shows of itself."""
+    """A06, R18: no environment, memory or descriptor of PID 1; no host path in what it shows of itself."""
     code = """
 import os
 for name in ("environ", "mem", "maps", "auxv", "fd", "cwd", "root", "exe", "ns/mnt"):
@@ -507,6 +515,7 @@ async def test_a_channel_folder_that_cannot_be_connected_to_is_noticed_once(
 
 
 async def test_an_image_without_a_shell_is_refused(engine: Engine) -> None:
+    """R48: and nothing is left of what was made."""
     tag = f"sandgate-test-{secrets.token_hex(4)}"
     await engine.ask(lambda api: api.import_image_from_data(b"\0" * 1024, tag))
     kind = DockerKind(engine, image=tag)
@@ -737,6 +746,7 @@ anyio.run(main)
 
 
 async def test_cancelled_opening_leaves_nothing(engine: Engine) -> None:
+    """R48."""
     kind = DockerKind(engine)
     await engine.host()
     for seconds in (0.01, 0.05, 0.1, 0.15, 0.2):
@@ -781,6 +791,7 @@ async def test_gateway_keeps_no_descriptors(kind: DockerKind) -> None:
 
 
 async def test_several_open_and_close_at_once(kind: DockerKind, engine: Engine) -> None:
+    """R47."""
     opened: list[AnySandbox] = []
 
     async def one(number: int) -> None:
