@@ -1,5 +1,6 @@
 """The docker kind passes the suite of all kinds, on a real engine; and what is its own."""
 
+import contextlib
 import os
 import secrets
 import signal
@@ -755,6 +756,32 @@ async def test_cancelled_opening_leaves_nothing(engine: Engine) -> None:
         await kind.destroy("s")
     assert await engine.left() == []
     await kind.aclose()
+
+
+@pytest.mark.needs("root")
+async def test_a_full_disk_refuses_a_sandbox_leaves_nothing_and_harms_no_other(
+    docker: AnySandbox, engine: Engine, tmp_path: Path
+) -> None:
+    """A disk of the gateway's own, too full for the channel's folder; space back, it works."""
+    small = tmp_path / "small"
+    small.mkdir()
+    await anyio.run_process(["mount", "-t", "tmpfs", "-o", "size=512k", "tmpfs", str(small)])
+    try:
+        filler = small / "filler"
+        with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
+            while True:
+                file.write(bytes(4096))
+        full = DockerKind(Engine(small, instance=engine.instance))
+        full.keep(["session"])
+        with pytest.raises(SandboxUnavailable, match="No space left"):
+            await full.open(SandboxSpec("s"))
+        assert await engine.left() == [f"container /{container_name(engine.instance, 'session')}"]
+        assert (await sh(docker, "echo on")).text == "on\n"
+        filler.unlink()
+        assert (await sh(await full.open(SandboxSpec("s")), "echo on")).text == "on\n"
+        await full.aclose()
+    finally:
+        await anyio.run_process(["umount", "--lazy", str(small)])
 
 
 async def test_state_folder_of_any_length(tmp_path: Path, engine: Engine) -> None:
