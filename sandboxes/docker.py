@@ -545,14 +545,23 @@ class DockerExecs(Execs):
         self._engine = engine
 
     async def start(self, argv: Sequence[str], env: Mapping[str, str], call_id: str, *, stdin: bool) -> Hijacked:
-        async with self.parts.naming:
-            hijacked = await self._engine.create_exec(self.parts.name, argv, env, call_id, stdin=stdin)
+        name = self.parts.name
+        try:
+            hijacked = await self._engine.create_exec(name, argv, env, call_id, stdin=stdin)
+        except SandboxUnavailable:
+            if (now := await self._name()) == name:
+                raise
+            hijacked = await self._engine.create_exec(now, argv, env, call_id, stdin=stdin)
         await self._engine.attach(hijacked)
         return hijacked
 
-    async def runs(self) -> bool:
+    async def _name(self) -> str:
+        """Its name, once it has its session's where that is on the way."""
         async with self.parts.naming:
-            found = await self._engine.find(self.parts.name)
+            return self.parts.name
+
+    async def runs(self) -> bool:
+        found = await self._engine.find(await self._name())
         return found is not None and bool(found["State"]["Running"])
 
     def kill(self) -> None:
