@@ -256,6 +256,7 @@ async def test_a_state_folder_in_use_is_refused(state_dir: Path) -> None:
         assert text_of(await running.call(base, "cat f")) == "one\n"
 
 
+@pytest.mark.slow
 async def test_destroying_during_a_call_leaves_one_record_each(server: Served) -> None:
     """A62, I3: 50 rounds of calls, deletes and double deletes at random moments: no 500, the same report twice, each
     accepted call has its one end, no workspace and no place stays taken."""
@@ -469,6 +470,7 @@ collect = [{ match = "**", to = "./collected" }]
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("to", ["results", "folder"])
 async def test_a_collection_that_was_killed_begins_anew(state_dir: Path, to: str) -> None:
     """R39, design 9: what the first one had stored does not stand in the way of the second, nor does it stay."""

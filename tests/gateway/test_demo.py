@@ -37,6 +37,7 @@ def test_demo_ends_as_it_must(tmp_path: Path) -> None:
     assert (report["left_behind"], list(tmp_path.iterdir())) == ([], [])
 
 
+@pytest.mark.slow
 def test_demo_in_a_virtual_sandbox_ends_as_it_must(tmp_path: Path) -> None:
     """Ten rows as on local, but for the one that needs a program."""
     done = sandgate("demo", "--kind", "virtual", "--json", TMPDIR=str(tmp_path))

@@ -81,6 +81,7 @@ async def test_a_workspace_in_memory_is_seeded_again_after_a_loss(state_dir: Pat
         await gateway.close_session(session)
 
 
+@pytest.mark.slow
 @needs_docker
 async def test_a_workspace_on_disk_survives_the_gateway(state_dir: Path) -> None:
     """R42."""
@@ -95,6 +96,7 @@ async def test_a_workspace_on_disk_survives_the_gateway(state_dir: Path) -> None
         assert closed.status_code == 200
 
 
+@pytest.mark.slow
 @needs_docker
 async def test_demo_on_docker_leaves_nothing() -> None:
     report = await run_demo(("docker",))

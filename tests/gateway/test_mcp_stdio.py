@@ -56,7 +56,7 @@ def running(state_dir: Path) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize("mode", ["legacy", "auto"])
+@pytest.mark.parametrize("mode", [pytest.param("legacy", marks=pytest.mark.slow), "auto"])
 async def test_a_gateway_of_its_own_ends_with_its_client(state_dir: Path, tmp_path: Path, mode: str) -> None:
     """Gotcha 13: what a hook prints stays off the protocol. R33: at the end of input nothing is left."""
     (tmp_path / "loud_hooks.py").write_text(HOOK)
@@ -72,7 +72,7 @@ async def test_a_gateway_of_its_own_ends_with_its_client(state_dir: Path, tmp_pa
         assert "No such file" in texts(await client.call_tool("bash", {"command": "cat kept"}))
 
 
-@pytest.mark.parametrize("ending", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("ending", [signal.SIGTERM, pytest.param(signal.SIGKILL, marks=pytest.mark.slow)])
 async def test_a_signal_leaves_nothing(state_dir: Path, ending: signal.Signals) -> None:
     """R33: TERM, and KILL of the command itself; its folder is taken up, and cleaned, by the next one."""
     process = await anyio.open_process(

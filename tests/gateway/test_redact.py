@@ -147,6 +147,7 @@ def test_wrong_options_are_refused(monkeypatch: pytest.MonkeyPatch, options: dic
         RedactSecrets(**options)
 
 
+@pytest.mark.slow
 async def test_hostile_output_makes_no_search_slow() -> None:
     """A57: beginnings of secrets by the megabyte, nested as they may be, in time that grows with their length only; the
     loop goes on meanwhile."""

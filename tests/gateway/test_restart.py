@@ -17,7 +17,7 @@ from tests.gateway.conftest import OPERATOR, called, opened, running
 from tests.gateway.test_crash import Running, gateway_process, records, text_of
 from tests.sandboxes.support import host_processes
 
-pytestmark = [pytest.mark.anyio, pytest.mark.needs("docker"), pytest.mark.usefixtures("nothing_left")]
+pytestmark = [pytest.mark.anyio, pytest.mark.needs("docker"), pytest.mark.usefixtures("nothing_left"), pytest.mark.slow]
 
 DOCKER = "[profiles.default]\nkind = 'docker'\n"
 

@@ -117,6 +117,7 @@ class DockerByExec(Docker):
     flood_blocks, output_bytes = 100, 100_000_000  # through the engine
 
 
+@pytest.mark.slow
 class TestDockerByExecInMemory(DockerByExec):
     @pytest.fixture
     async def sandbox(self, engine: Engine) -> AsyncIterator[AnySandbox]:

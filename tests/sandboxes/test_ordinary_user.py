@@ -35,6 +35,7 @@ def readable_python(home: str) -> str:
     pytest.skip("no Python here that an ordinary user may read")
 
 
+@pytest.mark.slow
 @pytest.mark.needs("local")
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become an ordinary user; the other tests ran as one")
 def test_core_passes_as_an_ordinary_user() -> None:
