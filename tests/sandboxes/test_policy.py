@@ -218,6 +218,7 @@ def test_runner_is_one_file_for_old_pythons() -> None:
         "_socket",
         "ctypes",
         "errno",
+        "fcntl",
         "gc",
         "os",
         "resource",
