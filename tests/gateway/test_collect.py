@@ -562,13 +562,13 @@ async def test_collecting_after_a_restart(tmp_path: Path, state_dir: Path) -> No
     assert files_of(manifest_of(tmp_path / "out" / session.id)) == {"f": sha256(b"one\n")}
 
 
-@pytest.mark.parametrize("limits", [{"idle_seconds": 0.5}, {"lifetime_seconds": 1.0}])
+@pytest.mark.parametrize("limits", [{"idle_seconds": 2}, {"lifetime_seconds": 4}])
 async def test_expiry_collects(tmp_path: Path, state_dir: Path, limits: dict[str, Any]) -> None:
     """R37, design 5: idle time and lifetime end a session like a close does."""
     async with running(state_dir, profiles=into(tmp_path / "out", **limits)) as gateway:
         session = await opened(gateway)
         await ran(gateway, session, "echo one > f")
-        with anyio.fail_after(15):
+        with anyio.fail_after(30):
             await session.closed.wait()
         report = session.close_report
         assert report is not None
