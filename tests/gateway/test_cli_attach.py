@@ -96,7 +96,7 @@ def test_keys_size_and_exit_code_pass(serving: Serving, session: str) -> None:
         window.until(b"30 100")
         window.resize(70, 20)
         window.press(b"until stty size | grep '20 70'; do sleep 0.1; done; cat\r")
-        window.until(b"\n20 70")
+        window.until(b"\r20 70\r")
         window.press(b"\x03")
         window.until(b"$ ")
         window.press(b"echo a$((1))b\r")
