@@ -14,7 +14,12 @@ from sandboxes.docker import DockerKind, Engine
 from tests.sandboxes.private_engine import PrivateEngine
 from tests.sandboxes.support import sh
 
-pytestmark = [pytest.mark.anyio, pytest.mark.needs("docker", "root"), pytest.mark.xdist_group("engine faults")]
+pytestmark = [
+    pytest.mark.anyio,
+    pytest.mark.needs("docker", "root"),
+    pytest.mark.xdist_group("engine faults"),
+    pytest.mark.slow,
+]
 
 
 @pytest.fixture(scope="module")

