@@ -70,6 +70,8 @@ def resolve(path: str, *, allowed_modules: Sequence[str] | None) -> Any:
     except ModuleNotFoundError as error:
         remedy = f"Put {module.split('.')[0]}.py beside the configuration file, or install its package."
         raise SerializationError(f"{path}: {error}", remedy) from error
+    except SettingsError as error:  # such as a hook whose signature is none
+        raise SerializationError(f"{path}: {error.message}", error.remedy) from error
     except Exception as error:  # strangers' code, run by importing it
         raise SerializationError(
             f"{path}: importing it raised {type(error).__name__}: {error}", "Mend the module."
