@@ -60,6 +60,8 @@ class SessionResults:
 
     async def lines(self, reference: str, first: int, last: int, max_bytes: int) -> tuple[str, bool]:
         """Lines `first..last` (from 1, both included), and whether `max_bytes` cut them."""
+        if not 1 <= first <= last:
+            raise Unprocessable(f"lines: {first}-{last} is no range", 'Write it as "1-200", from 1.')
         row = await self.find(reference)
         with _as_problems():
             page = await self.shelf.store.lines(

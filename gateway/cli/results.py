@@ -113,8 +113,11 @@ async def _save(client: Client, name: str, wanted: str, target: Path) -> None:
     session, entry = await _one(client, name, wanted)
     if await anyio.to_thread.run_sync(target.is_dir):
         target = target / _key(entry).rpartition("/")[2]
-    with _progress(entry.bytes) as progress:
-        await session.save_result(entry.reference, target, progress=progress)
+    try:
+        with _progress(entry.bytes) as progress:
+            await session.save_result(entry.reference, target, progress=progress)
+    except OSError as error:
+        raise RemoteError(f"{target}: {error.strerror}", "Name a file that can be written.") from error
     print(f"{size_text(entry.bytes)} to {printable(str(target))}, sha256 {entry.sha256}")
 
 

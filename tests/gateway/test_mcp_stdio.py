@@ -149,4 +149,4 @@ def test_configurations_name_no_token() -> None:
         assert server["url"] == "http://127.0.0.1:8710/mcp"
         assert server["headers"]["Authorization"].startswith("Bearer ${")
         [command] = (configuration(client, "", stdio=True).popitem()[1]).values()
-        assert (command["command"], command["args"]) == ("sandgate", ["mcp"])
+        assert (Path(command["command"]).name, command["args"]) == ("sandgate", ["mcp"])
