@@ -284,6 +284,8 @@ def _ruled(ruling: Ruling) -> DecisionRecord:
 
 def _question(call: ToolCall, ruling: Ruling) -> Question:
     rule = f", by the rule {ruling.pattern!r}" if ruling.pattern else ""
+    if not ruling.certain:
+        rule = f" Whether the rule {ruling.pattern!r} is about it cannot be told by reading it."
     return Question(asked_by="permission", question=f"may {call.tool} run?{rule}")
 
 

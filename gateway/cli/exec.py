@@ -22,6 +22,9 @@ from gateway.text import printable
 
 OWN_FAILURE: Final = 125
 TIMED_OUT: Final = 124
+UNDECIDED: Final = (
+    "The session ends here, and its question with it: decide while it waits (server.approval_wait_seconds)."
+)
 _BY_SIGNAL: Final = 128
 _SIGNAL: Final = re.compile(r"ended by signal (\d+)")
 
@@ -158,6 +161,6 @@ def _exit_code(result: ToolResult) -> int:
 def _explain(result: ToolResult) -> None:
     """Say on stderr why a command did not end by itself."""
     if result.error is not None:
-        remedy = f" {result.error.remedy}" if result.error.remedy else ""
+        remedy = f" {UNDECIDED if result.status == 'pending' else result.error.remedy}".rstrip()
         text = f"sandgate: {result.status}: {result.error.message}.{remedy}"
         print(printable(text.replace("timeout_s", "--timeout")), file=sys.stderr)  # as it is called here

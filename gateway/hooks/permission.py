@@ -28,10 +28,12 @@ Pattern = CommandPattern | ArgumentPattern
 
 @dataclass(frozen=True, slots=True)
 class Ruling:
-    """What the rules say of a call, and by which pattern, for people; empty where a mode says it."""
+    """What the rules say of a call, and by which pattern, for people; empty where a mode says it. `certain` is false
+    where the call could not be read well enough to tell whether the pattern matches."""
 
     mode: Mode
     pattern: str = ""
+    certain: bool = True
 
 
 class PermissionRule(Wire):
@@ -65,8 +67,10 @@ class PermissionRule(Wire):
         script = self._script(tool, arguments)
         if (pattern := _first(self.deny, arguments, script)) is not None:
             return Ruling("deny", _shown(pattern))
-        if (pattern := _first((*self.deny, *self.ask), arguments, script, may=True)) is not None:
+        if (pattern := _first(self.ask, arguments, script)) is not None:
             return Ruling("ask", _shown(pattern))
+        if (pattern := _first((*self.deny, *self.ask), arguments, script, may=True)) is not None:
+            return Ruling("ask", _shown(pattern), certain=False)
         if self._allows(arguments, script):
             return Ruling("auto")
         return Ruling(self.otherwise or (_stricter("ask", default) if self.allow else default))

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from gateway.build import check_configuration
 from gateway.errors import SettingsError
-from gateway.hooks.permission import MODES, PermissionPolicy, PermissionRule, Permissions, session_policy
+from gateway.hooks.permission import MODES, PermissionPolicy, PermissionRule, Permissions, Ruling, session_policy
 from gateway.hooks.script import MAX_SCRIPT_CHARACTERS, RUNNERS, read_script
 from gateway.matching import words_match
 from gateway.models import Arguments
@@ -89,6 +89,13 @@ async def test_of_two_policies_the_stricter_holds(profile: str, session: str) ->
     both = Permissions((session_policy(profile), session_policy(session)))
     strictest = max(profile, session, key=MODES.index)
     assert (await both.decide("bash", {}, {})).mode == strictest
+
+
+def test_a_ruling_says_whether_the_pattern_is_known_to_match() -> None:
+    """An approver is not told that a call is what it may not be."""
+    rule = PermissionRule(tools=("bash",), deny=("curl *",), ask=("rm *",))
+    assert rule.decide("bash", {"command": "rm x"}, "auto") == Ruling("ask", "rm *")
+    assert rule.decide("bash", {"command": "sh -c ls"}, "auto") == Ruling("ask", "curl *", certain=False)
 
 
 async def test_deny_patterns_are_judged_on_the_original_arguments_too() -> None:
