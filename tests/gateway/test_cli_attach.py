@@ -95,8 +95,10 @@ def test_keys_size_and_exit_code_pass(serving: Serving, session: str) -> None:
         window.press(b"stty size\r")
         window.until(b"30 100")
         window.resize(70, 20)
-        window.press(b"until stty size | grep '20 70'; do sleep 0.1; done; cat\r")
+        window.press(b"until stty size | grep '20 70'; do sleep 0.1; done\r")
         window.until(b"\r20 70\r")
+        window.press(b"sh -c 'echo re$((1))ady; sleep 1000'\r")
+        window.until(b"re1ady")  # so that the interrupt meets a program, and not the shell between two
         window.press(b"\x03")
         window.until(b"$ ")
         window.press(b"echo a$((1))b\r")
