@@ -13,7 +13,16 @@ from gateway.shelf import Shelf
 from stores import Damaged, LineIndex, PatternRefused, StoreError
 from stores import NotFound as Missing
 
+_LINES: Final = re.compile(r"(\d{1,12})-(\d{1,12})")
 _REFERENCE: Final = re.compile(r"sandgate://(s-[0-9a-f]{32})/results/([A-Za-z0-9._/-]{1,400})")
+
+
+def line_range(text: str) -> tuple[int, int]:
+    """What a client writes as "1-200". Raises Unprocessable."""
+    found = _LINES.fullmatch(text)
+    if found is None or int(found[1]) < 1:
+        raise Unprocessable("lines: not a range of lines", 'Write it as "1-200", from 1.')
+    return int(found[1]), int(found[2])
 
 
 @dataclass(frozen=True, slots=True)

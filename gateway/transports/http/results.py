@@ -1,12 +1,11 @@
 """Stored results over HTTP: whole, by byte range, by lines, by pattern."""
 
-import re
 from typing import Annotated, Final
 
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
-from gateway.errors import Unprocessable
+from gateway.results import line_range
 from gateway.transports.http.app import TheGateway, ThePrincipal, TheSession
 from gateway.transports.http.downloads import stored_bytes
 from gateway.wire import Page, StoredResultEntry, StoredResultList
@@ -14,7 +13,6 @@ from gateway.wire import Page, StoredResultEntry, StoredResultList
 router = APIRouter(prefix="/v1/sessions/{session_id}/results", tags=["results"])
 
 PAGE_BYTES: Final = 1 << 20
-_LINES: Final = re.compile(r"(\d{1,12})-(\d{1,12})")
 
 
 @router.get("")
@@ -56,7 +54,7 @@ async def get_result(
     results = gateway.session_results(principal, session)
     row = await results.row(key)
     if lines is not None:
-        first, last = _line_range(lines)
+        first, last = line_range(lines)
         text, cut = await results.lines(key, first, last, PAGE_BYTES)
         return Page(text=text, truncated=cut)
     if grep is not None:
@@ -69,10 +67,3 @@ async def get_result(
 async def delete_result(key: str, session: TheSession, gateway: TheGateway, principal: ThePrincipal) -> None:
     """Delete a result before its time; whoever asks for it again is told so, by 410."""
     await gateway.session_results(principal, session).delete(key)
-
-
-def _line_range(lines: str) -> tuple[int, int]:
-    found = _LINES.fullmatch(lines)
-    if found is None or int(found[1]) < 1:
-        raise Unprocessable("lines: not a range of lines", 'Write it as "1-200", from 1.')
-    return int(found[1]), int(found[2])

@@ -10,7 +10,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 import mcp_types as mcp
 
 from gateway.errors import NotFound, Unprocessable
-from gateway.results import SessionResults
+from gateway.results import SessionResults, line_range
 from gateway.sessions import Session
 from gateway.text import is_text, whole_characters
 from sandboxes import SandboxError
@@ -19,7 +19,6 @@ PAGE_BYTES: Final = 128 * 1024
 """How much one read gives; base64 and JSON keep it below the 1 MiB of an event."""
 LISTED: Final = 200
 _PARAMETERS: Final = frozenset({"offset", "limit", "lines", "grep"})
-_LINES: Final = re.compile(r"(\d{1,12})-(\d{1,12})")
 
 
 def templates(session: Session) -> list[mcp.ResourceTemplate]:
@@ -81,7 +80,7 @@ def wanted(session: Session, uri: str) -> Wanted:
         unquote(path),
         _number(given, "offset", 0),
         min(_number(given, "limit", PAGE_BYTES), PAGE_BYTES),
-        _lines(given.get("lines")),
+        line_range(given["lines"]) if "lines" in given else None,
         given.get("grep"),
     )
 
@@ -129,12 +128,3 @@ def _number(given: dict[str, str], name: str, default: int) -> int:
     if not re.fullmatch(r"[0-9]{1,18}", text):
         raise Unprocessable(f"{name}: not a number of bytes")
     return int(text)
-
-
-def _lines(text: str | None) -> tuple[int, int] | None:
-    if text is None:
-        return None
-    found = _LINES.fullmatch(text)
-    if found is None or int(found[1]) < 1:
-        raise Unprocessable("lines: not a range of lines", 'Write it as "1-200", from 1.')
-    return int(found[1]), int(found[2])
